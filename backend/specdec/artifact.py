@@ -1,0 +1,73 @@
+"""An exported model on disk: what `specdec export` writes and every process reads.
+
+    DIR/model.onnx  model.onnx.data   the graph and its weights
+    DIR/specdec.json                  this description
+    DIR/tokenizer.json, chat_template.jinja, ...   the tokenizer's own files
+
+Knows nothing of runtimes: `runtime` names the module under decoder/runtimes that can run it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import InvalidArtifact
+
+FORMAT = 1
+FILE = "specdec.json"
+GRAPH = "model.onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """Shapes and identity of one exported model; all from the model's own config."""
+
+    architecture: str  # model_type of the Hugging Face config
+    runtime: str  # "onnxruntime"
+    precision: str  # fp32, int8, int4
+    num_layers: int
+    num_key_value_heads: int
+    head_size: int
+    vocab_size: int  # columns of the logits, padding included
+    num_tokens: int  # ids the tokenizer knows; larger ids are never emitted
+    max_position_embeddings: int
+    end_ids: tuple[int, ...]  # any of these ends a sequence
+    vocabulary_sha256: str  # of the tokenizer's tokens in id order, see `vocabulary_hash`
+    weights_sha256: str
+    source: str  # what was exported, for people
+    format: int = FORMAT
+
+    def write(self, directory: Path) -> None:
+        (directory / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> Artifact:
+        """Raises `InvalidArtifact` with the path and the reason."""
+        path = directory / FILE
+        if not path.is_file():
+            raise InvalidArtifact(
+                f"no exported model in {directory} ({FILE} is missing): run `specdec export` first"
+            )
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except ValueError as error:
+            raise InvalidArtifact(f"{path} is not JSON: {error}") from None
+        names = {f.name for f in fields(cls)}
+        if not isinstance(found, dict) or set(found) != names:
+            wrong = (
+                sorted(set(found) ^ names) if isinstance(found, dict) else [type(found).__name__]
+            )
+            raise InvalidArtifact(f"{path}: unexpected or missing fields {wrong}: export again")
+        if found["format"] != FORMAT:
+            raise InvalidArtifact(f"{path}: format {found['format']}, this version reads {FORMAT}")
+        found["end_ids"] = tuple(found["end_ids"])
+        return cls(**found)
+
+
+def vocabulary_hash(tokens: list[str | None]) -> str:
+    """Hash of the tokens in id order (None where an id is unused)."""
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()

@@ -1,0 +1,160 @@
+"""The nouns that every room shares. Plain data: no Triton, no tokenizer, no numerics.
+
+One step moves them in one direction:
+request -> Sequence -> (drafter) Proposal -> (verifier) Verdict -> (commit) -> Chunk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one token is drawn from logits; the same object drives the target and a draft model.
+
+    The transforms apply in this order: repetition, presence and frequency penalties, logit bias,
+    masks (bad words, end ids before `min_tokens`), temperature, top-k, top-p, min-p.
+    """
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0  # relative to the most likely token
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output only
+    frequency_penalty: float = 0.0  # over output only
+    seed: int = 0  # unsigned 64 bit; the noise at (seed, position, token id) is fixed
+    min_tokens: int = 0  # end ids are masked before this many output tokens
+    end_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one client asked for one prompt, validated. Never mutated."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_words: tuple[str, ...] = ()
+    num_draft_tokens: int | None = None  # None: the server's default; 0: no speculation
+    drafter: str | None = None  # None: the server's default
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts of one sequence, or of the server; rates are derived, never stored.
+
+    acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts.
+    """
+
+    num_steps: int = 0  # target passes that emitted tokens
+    num_drafts: int = 0  # steps with a non-empty proposal
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # committed ones only: nothing after a stop counts
+    num_output_tokens: int = 0
+    num_draft_errors: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
+
+
+class Proposal(NamedTuple):
+    """Draft tokens for one sequence in one step; empty means plain decoding."""
+
+    token_ids: tuple[int, ...] = ()  # [num_draft_tokens]
+
+
+class Verdict(NamedTuple):
+    """Outcome of one target pass for one sequence: accepted draft tokens, then one more token."""
+
+    output_ids: tuple[int, ...]  # [num_accepted + 1]; the last is the recovered or bonus token
+    logprobs: tuple[float, ...]  # [num_accepted + 1], of the raw target distribution
+    num_draft_tokens: int
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.output_ids) - 1
+
+
+class Chunk(NamedTuple):
+    """One delta for the client; the same type with and without speculation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    from_draft: tuple[bool, ...]  # per token: it came from a drafter
+    finish_reason: FinishReason | None = None
+
+
+class Extend(NamedTuple):
+    """One sequence's share of a decoder call.
+
+    The cache is first rewound to `start`, then `token_ids` are appended; tokens are sampled after
+    each of the last `num_outputs` of them, and `num_draft_steps` more follow autoregressively.
+    """
+
+    sequence_id: int
+    start: int  # cache length this call builds on; at most the present one
+    token_ids: Seq[int]  # [num_tokens], at least one
+    num_outputs: int  # 0 for a prefill chunk that is not the last
+    num_draft_steps: int = 0  # needs num_outputs >= 1
+
+
+class Extended(NamedTuple):
+    """Sampled tokens for one `Extend`: [num_outputs + num_draft_steps] each."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class ExtendResult(NamedTuple):
+    sequences: list[Extended]  # in the order of the calls
+    compute_seconds: float  # inside the decoder, sampling included
+
+
+class DecoderInfo(NamedTuple):
+    """What a decoder says of itself once it is loaded."""
+
+    max_sequences: int
+    max_sequence_length: int  # tokens a slot can hold
+    vocab_size: int  # ids that may be emitted: [0, vocab_size)
+    exactness: Literal["bitwise", "distribution"]
+    min_rows: int  # rows every pass is padded to, found by the load-time probe
+    precision: str
+
+
+class Decoder(Protocol):
+    """A compiled model and its KV cache. One caller at a time; every call is synchronous.
+
+    Raises `DecoderFailed` when a call fails; the sequences named in it are then in an unknown
+    state and must be closed.
+    """
+
+    def describe(self) -> DecoderInfo: ...
+
+    def reset(self) -> None:
+        """Close every sequence: what a new scheduler does first."""
+
+    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
+        """Give the sequence a slot; return how many prompt tokens the cache already holds
+        (at most len(prompt_ids) - 1)."""
+        ...
+
+    def extend(self, calls: Seq[Extend]) -> ExtendResult: ...
+
+    def close(self, sequences: Seq[tuple[int, int]]) -> None:
+        """Free the slots of (sequence_id, committed length); unknown ids are ignored. What was
+        committed stays in the cache for prefix reuse until the slot is needed."""

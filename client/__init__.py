@@ -1,0 +1,1 @@
+"""Talk to a running server: a library, a command line, a benchmark."""
