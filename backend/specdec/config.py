@@ -42,6 +42,8 @@ class SpeculativeConfig:
 
     target_model_name: str = "target"
     draft_model_name: str = ""  # empty: no draft model, the `draft_model` drafter is not offered
+    target_artifact_dir: str = ""  # empty: the target's version directory in this repository
+    draft_artifact_dir: str = ""
     drafter: str = "ngram"  # the default; a request may choose another
     num_draft_tokens: int = 5  # the default; a request may choose another
     max_draft_tokens: int = 16  # cap on what a request may ask

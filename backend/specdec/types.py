@@ -45,7 +45,6 @@ class Request:
     stop_words: tuple[str, ...] = ()
     num_draft_tokens: int | None = None  # None: the server's default; 0: no speculation
     drafter: str | None = None  # None: the server's default
-    priority: int = 0
 
 
 @dataclass(slots=True)

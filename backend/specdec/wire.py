@@ -5,13 +5,13 @@ Only token ids and a few floats travel, never logits or keys and values (a 4 MB 
 
 operation  inputs                                     outputs
 describe   -                                          info [1] JSON
-reset      -                                          -
+reset      -                                          num_cached [1], 0
 open       sequence_ids [1], token_ids [N],           num_cached [1]
            sampling [1] JSON
 extend     sequence_ids, starts, num_tokens,          output_ids [R], output_logprobs [R],
            num_outputs, num_draft_steps [B],          compute_seconds [1]
            token_ids [N]
-close      sequence_ids, starts [B] (committed        -
+close      sequence_ids, starts [B] (committed        num_cached [1], 0
            lengths)
 
 N = sum(num_tokens), R = sum(num_outputs + num_draft_steps); sequences follow one another.
@@ -55,6 +55,14 @@ OUTPUTS: Mapping[str, Any] = {
     "output_logprobs": np.float32,
     "compute_seconds": np.float64,
 }
+# Operation -> the outputs it fills; a call asks for these only.
+RESULTS: Mapping[str, tuple[str, ...]] = {
+    "describe": ("info",),
+    "reset": ("num_cached",),
+    "open": ("num_cached",),
+    "extend": ("output_ids", "output_logprobs", "compute_seconds"),
+    "close": ("num_cached",),
+}
 
 
 def _text(value: str) -> np.ndarray[Any, Any]:
@@ -79,11 +87,12 @@ def sampling_from_json(text: str | bytes) -> SamplingParams:
 class RemoteDecoder:
     """The `Decoder` protocol over a transport: arrays in, arrays out, `DecoderFailed` on error."""
 
-    def __init__(self, transport: Callable[[Arrays], Arrays]) -> None:
+    def __init__(self, transport: Callable[[Arrays, Sequence[str]], Arrays]) -> None:
+        """`transport(inputs, wanted)` returns the wanted outputs."""
         self._transport = transport
 
     def _call(self, operation: str, **arrays: np.ndarray[Any, Any]) -> Arrays:
-        return self._transport({"operation": _text(operation), **arrays})
+        return self._transport({"operation": _text(operation), **arrays}, RESULTS[operation])
 
     def describe(self) -> DecoderInfo:
         return DecoderInfo(**json.loads(self._call("describe")["info"][0]))
@@ -138,13 +147,13 @@ def serve(decoder: Decoder, arrays: Arrays) -> Arrays:
     if operation == "close":
         pairs = zip(arrays["sequence_ids"].tolist(), arrays["starts"].tolist(), strict=True)
         decoder.close(list(pairs))
-        return {}
+        return {"num_cached": _ints([0])}
     if operation == "reset":
         decoder.reset()
-        return {}
+        return {"num_cached": _ints([0])}
     if operation == "describe":
         return {"info": _text(json.dumps(decoder.describe()._asdict()))}
-    raise ValueError(f"operation {operation!r}: expected describe, reset, open, extend or close")
+    raise ValueError(f"operation {operation!r}: expected one of {', '.join(RESULTS)}")
 
 
 def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:

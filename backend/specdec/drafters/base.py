@@ -26,6 +26,7 @@ class DraftView(NamedTuple):
 class ProposeResult(NamedTuple):
     proposals: list[Proposal]  # one per view, in order
     compute_seconds: float = 0.0  # inside a draft model; 0 where there is none
+    failed: tuple[int, ...] = ()  # indexes of views this drafter cannot serve any more
 
 
 class Drafter(ABC):

@@ -1,0 +1,109 @@
+"""A small model proposes autoregressively: all sequences and all K tokens in one decoder call.
+
+It samples with the target's own noise (same seed, position and token id), so that its draw and
+the target's are coupled and agree more often than independent draws would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specdec.drafters.base import Drafter, DraftView, ProposeResult
+from specdec.errors import DecoderFailed
+from specdec.types import Decoder, DecoderInfo, Extend, Proposal, Verdict
+
+logger = logging.getLogger(__name__)
+
+CATCH_UP_TOKENS = 256  # rows one call may spend on a sequence the draft has not followed
+
+
+@dataclass(slots=True)
+class DraftState:
+    """What the draft's cache holds of one sequence.
+
+    token_ids     [ ........ committed ........ ]
+    draft cache   [ num_cached ]  then, during a step, the drafts it fed itself
+    """
+
+    num_cached: int
+    num_drafted: int = 0  # of the step under way
+
+
+class DraftModelDrafter(Drafter):
+    """Any exported model with the target's tokenizer."""
+
+    name: ClassVar[str] = "draft_model"
+    uses_model: ClassVar[bool] = True
+
+    def __init__(self, decoder: Decoder | None = None) -> None:
+        super().__init__(decoder)
+        assert decoder is not None, "the draft_model drafter needs a decoder"
+        self._decoder = decoder
+        self._info: DecoderInfo | None = None
+        self._states: dict[int, DraftState] = {}
+
+    def propose(self, views: Seq[DraftView], limits: Seq[int]) -> ProposeResult:
+        if self._info is None:
+            self._decoder.reset()
+            self._info = self._decoder.describe()
+        proposals = [Proposal()] * len(views)
+        calls: dict[int, Extend] = {}  # by index of the view
+        failed: list[int] = []
+        for index, (view, limit) in enumerate(zip(views, limits, strict=True)):
+            try:
+                call = self._extend(view, limit)
+            except DecoderFailed as error:
+                logger.warning("the draft model refused sequence %d: %s", view.sequence_id, error)
+                failed.append(index)
+                continue
+            if call is not None:
+                calls[index] = call
+        if not calls:
+            return ProposeResult(proposals, failed=tuple(failed))
+        result = self._decoder.extend(list(calls.values()))
+        for (index, call), sampled in zip(calls.items(), result.sequences, strict=True):
+            state = self._states[call.sequence_id]
+            state.num_cached = call.start + len(call.token_ids)
+            state.num_drafted = len(sampled.token_ids)
+            proposals[index] = Proposal(sampled.token_ids)
+        return ProposeResult(proposals, result.compute_seconds, tuple(failed))
+
+    def _extend(self, view: DraftView, limit: int) -> Extend | None:
+        """This sequence's share of the call; None when the draft cannot hold the sequence."""
+        assert self._info is not None
+        state = self._states.get(view.sequence_id)
+        if state is None:
+            if len(view.token_ids) >= self._info.max_sequence_length:
+                return None
+            prompt_ids = view.token_ids[: view.num_prompt_tokens]
+            num_cached = self._decoder.open(view.sequence_id, prompt_ids, view.sampling)
+            state = self._states[view.sequence_id] = DraftState(num_cached)
+        room = self._info.max_sequence_length - len(view.token_ids)
+        limit = min(limit, room)
+        if limit < 1:
+            return None
+        pending = view.token_ids[state.num_cached :]
+        assert pending, (state, len(view.token_ids))
+        if len(pending) > CATCH_UP_TOKENS:
+            return Extend(view.sequence_id, state.num_cached, pending[:CATCH_UP_TOKENS], 0)
+        return Extend(view.sequence_id, state.num_cached, pending, 1, limit - 1)
+
+    def observe(self, view: DraftView, verdict: Verdict) -> None:
+        """Rewind to what was committed.
+
+        Drafts d1..dk: the cache holds d1..d(k-1), for dk was never fed. After full acceptance the
+        next call therefore feeds dk and the bonus token.
+        """
+        state = self._states.get(view.sequence_id)
+        if state is not None and state.num_drafted:
+            state.num_cached += min(verdict.num_accepted, state.num_drafted - 1)
+            state.num_drafted = 0
+            assert state.num_cached < len(view.token_ids), (state, len(view.token_ids))
+
+    def end(self, sequence_ids: Seq[int]) -> None:
+        states = {i: self._states.pop(i) for i in sequence_ids if i in self._states}
+        if states:
+            self._decoder.close([(i, state.num_cached) for i, state in states.items()])

@@ -1,0 +1,215 @@
+"""The loop: schedule, propose, verify, commit, emit. One thread runs it; any thread may submit.
+
+Knows decoders, drafters and sinks only by their protocols; knows nothing of Triton.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from specdec.config import SpeculativeConfig
+from specdec.drafters.base import Drafter
+from specdec.errors import Cancelled, DecoderFailed, SpecdecError
+from specdec.speculation.metrics import Metrics, StepTimes
+from specdec.speculation.scheduler import Scheduler
+from specdec.speculation.sequence import Sequence
+from specdec.speculation.verifier import Work, verify
+from specdec.types import Decoder, Proposal, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over all open sequences, with speculation per sequence."""
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        target: Decoder,
+        *,
+        max_sequences: int,
+        metrics: Metrics,
+        before_pass: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`before_pass` is called once a step, just before the target computes."""
+        self._target = target
+        self._metrics = metrics
+        self._before_pass = before_pass
+        self.scheduler = Scheduler(config, max_sequences)
+        self._changed = threading.Condition()  # guards the waiting line and `_stopping`
+        self._stopping = False
+
+    # ---- any thread ----------------------------------------------------------------------
+
+    def submit(self, sequences: Seq[Sequence]) -> None:
+        """Queue the sequences of one request, all or none. Raises `Overloaded`."""
+        with self._changed:
+            if self._stopping:
+                raise SpecdecError("the server is shutting down")
+            self.scheduler.add(sequences)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Make `run` end what is open with an error and return."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    # ---- the engine's thread -------------------------------------------------------------
+
+    def run(self) -> None:
+        """Step until `stop`. A bug in one step fails that step's sequences, not the server."""
+        while self._wait_for_work():
+            try:
+                self.step()
+            except Exception:
+                logger.exception("step failed")
+                self._fail(list(self.scheduler.running), SpecdecError("internal error"))
+        with self._changed:
+            open_sequences = [*self.scheduler.running, *self.scheduler.waiting]
+            self.scheduler.waiting.clear()
+        self._fail(open_sequences, SpecdecError("the server is shutting down"))
+
+    def step(self) -> None:
+        """One round over everything that is running."""
+        started = time.perf_counter()
+        self._drop_cancelled()
+        self._admit()
+        proposals, draft_seconds = self._propose(self.scheduler.decoding())
+        batch = self.scheduler.plan(proposals)
+        if not batch:
+            return
+        self._before_pass()
+        try:
+            verdicts, verify_seconds = verify(self._target, batch)
+        except DecoderFailed as error:
+            self._fail([work.sequence for work in batch], error)
+            return
+        for work, verdict in zip(batch, verdicts, strict=True):
+            self._commit(work, verdict)
+        total = time.perf_counter() - started
+        self._metrics.step(
+            StepTimes(total, draft_seconds, verify_seconds),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+        )
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            while not (self._stopping or self.scheduler.waiting or self.scheduler.running):
+                self._metrics.idle()
+                self._changed.wait()
+            return not self._stopping
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            gone = self.scheduler.drop_cancelled()
+        gone += [s for s in self.scheduler.running if s.sink.cancelled]
+        if gone:
+            self._metrics.cancelled(len(gone))
+            self._fail(gone, Cancelled("the request was cancelled"))
+
+    def _admit(self) -> None:
+        """Give waiting sequences a slot; their prompt may already be in the cache in part."""
+        while True:
+            with self._changed:
+                sequence = self.scheduler.next_waiting()
+            if sequence is None:
+                return
+            sequence.scheduled_ns = time.time_ns()
+            try:
+                sequence.num_cached = sequence.num_reused = self._target.open(
+                    sequence.sequence_id, sequence.request.prompt_ids, sequence.request.sampling
+                )
+            except DecoderFailed as error:
+                self._fail([sequence], error)
+                continue
+            self._metrics.admitted(sequence)
+            if sequence.drafter and sequence.max_draft_tokens:
+                sequence.drafter.begin(sequence.view)
+
+    def _propose(self, decoding: Seq[Sequence]) -> tuple[dict[int, Proposal], float]:
+        """Ask each drafter once for all its sequences; those at limit 0 cost no draft call."""
+        groups: dict[Drafter, list[Sequence]] = {}
+        for sequence in decoding:
+            if sequence.drafter and sequence.draft_limit > 0:
+                groups.setdefault(sequence.drafter, []).append(sequence)
+        proposals: dict[int, Proposal] = {}
+        seconds = 0.0
+        for drafter, sequences in groups.items():
+            limits = [s.draft_limit for s in sequences]
+            try:
+                result = drafter.propose([s.view for s in sequences], limits)
+            except DecoderFailed as error:
+                self._degrade(drafter, sequences, str(error))
+                continue
+            seconds += result.compute_seconds
+            if result.failed:
+                self._degrade(drafter, [sequences[i] for i in result.failed], "it was refused")
+            for sequence, proposal, limit in zip(sequences, result.proposals, limits, strict=True):
+                assert len(proposal.token_ids) <= limit, (drafter.name, proposal, limit)
+                proposals[sequence.sequence_id] = proposal
+        return proposals, seconds
+
+    def _degrade(self, drafter: Drafter, sequences: Seq[Sequence], reason: str) -> None:
+        """The draft failed: these requests go on by plain decoding."""
+        logger.warning("drafter %s failed, plain decoding goes on: %s", drafter.name, reason)
+        self._end_drafting(sequences)
+        for sequence in sequences:
+            sequence.drafter = None
+            sequence.stats.num_draft_errors += 1
+        self._metrics.draft_errors(len(sequences))
+
+    def _commit(self, work: Work, verdict: Verdict | None) -> None:
+        """Append what the target decided, cut at the end of the text, and emit it."""
+        sequence = work.sequence
+        sequence.num_cached += len(work.token_ids)
+        if verdict is None:
+            return
+        from_draft = [True] * verdict.num_accepted + [False]
+        chunk = sequence.text.push(verdict.output_ids, verdict.logprobs, from_draft)
+        num_kept = len(chunk.token_ids)
+        assert 1 <= num_kept <= len(verdict.output_ids), (num_kept, verdict)
+        sequence.token_ids.extend(chunk.token_ids)
+        # Accepted rows are in the cache already; the last token of the text never is.
+        sequence.num_cached = len(sequence.token_ids) - 1
+        num_accepted = sum(chunk.from_draft)
+        self._metrics.committed(sequence, verdict.num_draft_tokens, num_accepted, num_kept)
+        if chunk.finish_reason is not None:
+            self._close([sequence])
+            self._metrics.finished(sequence)
+        elif sequence.drafter and sequence.max_draft_tokens:
+            sequence.drafter.observe(sequence.view, verdict)
+        sequence.sink.chunk(sequence, chunk)
+
+    def _fail(self, sequences: Seq[Sequence], error: SpecdecError) -> None:
+        self._close(sequences)
+        for sequence in sequences:
+            sequence.sink.fail(error)
+
+    def _close(self, sequences: Seq[Sequence]) -> None:
+        """Free every trace of these sequences: target slot, draft slot, running table."""
+        running = [s for s in sequences if s in self.scheduler.running]
+        for sequence in running:
+            self.scheduler.remove(sequence)
+        self._end_drafting(running)
+        if running:
+            try:
+                self._target.close([(s.sequence_id, s.num_cached) for s in running])
+            except DecoderFailed as error:
+                logger.warning("closing sequences failed: %s", error)
+
+    def _end_drafting(self, sequences: Seq[Sequence]) -> None:
+        groups: dict[Drafter, list[int]] = {}
+        for sequence in sequences:
+            if sequence.drafter and sequence.max_draft_tokens:
+                groups.setdefault(sequence.drafter, []).append(sequence.sequence_id)
+        for drafter, sequence_ids in groups.items():
+            try:
+                drafter.end(sequence_ids)
+            except DecoderFailed as error:
+                logger.warning("drafter %s: ending sequences failed: %s", drafter.name, error)

@@ -1,0 +1,144 @@
+"""What the engine counts. Counters first; rates are defined here in words, never stored.
+
+    acceptance rate    = spec_decode_num_accepted_tokens / spec_decode_num_draft_tokens
+    acceptance length  = 1 + spec_decode_num_accepted_tokens / spec_decode_num_drafts
+    draft overhead     = draft_seconds / step_seconds
+    orchestration      = step_seconds - draft_seconds - verify_seconds
+
+Only committed tokens count: what a stop cuts off was never accepted. Names follow vLLM's, with
+the prefix `specdec:`. The engine's thread writes, a publisher takes snapshots; nothing here
+knows Triton.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specdec.speculation.sequence import Sequence
+
+SECONDS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
+PER_TOKEN = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+COUNTERS = {
+    "spec_decode_num_drafts_total": "Non-empty proposals that were verified",
+    "spec_decode_num_draft_tokens_total": "Draft tokens that were verified",
+    "spec_decode_num_accepted_tokens_total": "Draft tokens that were committed",
+    "generation_tokens_total": "Tokens emitted to clients",
+    "prompt_tokens_total": "Prompt tokens of admitted sequences",
+    "prefix_cache_hits_total": "Prompt tokens found in the cache",
+    "num_steps_total": "Scheduler steps",
+    "step_seconds_total": "Wall time of steps",
+    "draft_seconds_total": "Time inside the draft model",
+    "verify_seconds_total": "Time inside the target model",
+    "draft_errors_total": "Sequences that lost speculation to a draft error",
+    "requests_finished_total": "Sequences that ended with a finish reason",
+    "requests_cancelled_total": "Sequences that clients cancelled",
+}
+GAUGES = {
+    "num_requests_running": "Sequences in the running table",
+    "num_requests_waiting": "Sequences in the waiting line",
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Arrival to first token", SECONDS),
+    "time_per_output_token_seconds": ("Mean time of a sequence's later tokens", PER_TOKEN),
+}
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+
+
+class StepTimes(NamedTuple):
+    total: float
+    draft: float
+    verify: float
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Increments since the last snapshot, present gauges, and single observations."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    per_position: dict[int, int] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    observations: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Metrics:
+    """Accumulates between snapshots; every method is cheap and takes one short lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = Snapshot()
+
+    def take(self) -> Snapshot:
+        with self._lock:
+            taken, self._now = self._now, Snapshot()
+            return taken
+
+    def step(self, times: StepTimes, *, running: int, waiting: int) -> None:
+        with self._lock:
+            self._add("num_steps_total", 1)
+            self._add("step_seconds_total", times.total)
+            self._add("draft_seconds_total", times.draft)
+            self._add("verify_seconds_total", times.verify)
+            self._now.gauges["num_requests_running"] = running
+            self._now.gauges["num_requests_waiting"] = waiting
+
+    def idle(self) -> None:
+        with self._lock:
+            self._now.gauges.update(num_requests_running=0, num_requests_waiting=0)
+
+    def admitted(self, sequence: Sequence) -> None:
+        with self._lock:
+            self._add("prompt_tokens_total", len(sequence.request.prompt_ids))
+            self._add("prefix_cache_hits_total", sequence.num_reused)
+
+    def committed(
+        self, sequence: Sequence, num_draft_tokens: int, num_accepted: int, num_outputs: int
+    ) -> None:
+        """Count one verdict in the sequence's own stats and in the server's."""
+        stats = sequence.stats
+        stats.num_steps += 1
+        stats.num_output_tokens += num_outputs
+        stats.num_drafts += num_draft_tokens > 0
+        stats.num_draft_tokens += num_draft_tokens
+        stats.num_accepted_tokens += num_accepted
+        sequence.last_token_ns = time.time_ns()
+        is_first = not sequence.first_token_ns
+        if is_first:
+            sequence.first_token_ns = sequence.last_token_ns
+        with self._lock:
+            if is_first:
+                waited = (sequence.first_token_ns - sequence.arrival_ns) * 1e-9
+                self._observe("time_to_first_token_seconds", waited)
+            self._add("generation_tokens_total", num_outputs)
+            if num_draft_tokens:
+                self._add("spec_decode_num_drafts_total", 1)
+                self._add("spec_decode_num_draft_tokens_total", num_draft_tokens)
+                self._add("spec_decode_num_accepted_tokens_total", num_accepted)
+            for position in range(num_accepted):
+                counts = self._now.per_position
+                counts[position] = counts.get(position, 0) + 1
+
+    def finished(self, sequence: Sequence) -> None:
+        later_tokens = sequence.stats.num_output_tokens - 1
+        seconds = (sequence.last_token_ns - sequence.first_token_ns) * 1e-9
+        with self._lock:
+            self._add("requests_finished_total", 1)
+            if later_tokens > 0:
+                self._observe("time_per_output_token_seconds", seconds / later_tokens)
+
+    def cancelled(self, count: int) -> None:
+        with self._lock:
+            self._add("requests_cancelled_total", count)
+
+    def draft_errors(self, count: int) -> None:
+        with self._lock:
+            self._add("draft_errors_total", count)
+
+    def _add(self, name: str, amount: float) -> None:
+        self._now.counters[name] = self._now.counters.get(name, 0) + amount
+
+    def _observe(self, name: str, value: float) -> None:
+        self._now.observations.setdefault(name, []).append(value)

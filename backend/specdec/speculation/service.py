@@ -1,0 +1,234 @@
+"""Everything behind `speculative`'s three Triton callbacks, without Triton.
+
+A request becomes sequences here; their chunks become response tensors here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from specdec.artifact import Artifact
+from specdec.config import SpeculativeConfig
+from specdec.drafters import NONE, drafter_class, drafter_names
+from specdec.drafters.base import Drafter
+from specdec.errors import Cancelled, DecoderFailed, InvalidConfig, Overloaded, SpecdecError
+from specdec.speculation.engine import Engine
+from specdec.speculation.metrics import Metrics
+from specdec.speculation.request_parser import Limits, ParsedRequest, parse
+from specdec.speculation.responses import Responder
+from specdec.speculation.sequence import Sequence
+from specdec.speculation.stream import TextStream
+from specdec.speculation.tokenization import TextTokenizer
+from specdec.speculation.vocabulary import check_same_vocabulary
+from specdec.types import Chunk, Decoder, DecoderInfo
+from specdec.wire import Arrays
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 60.0  # how long a request waits for the target to be loaded
+RETRY_SECONDS = 0.1
+
+
+class Client(Protocol):
+    """One request's way back; neither method blocks."""
+
+    cancelled: bool
+
+    def send(self, arrays: Arrays, *, final: bool) -> None: ...
+
+    def fail(self, error: SpecdecError) -> None: ...
+
+
+class RequestSinks:
+    """The sinks of one request's prompts: one client, exactly one final flag."""
+
+    def __init__(self, client: Client, responder: Responder, num_prompts: int) -> None:
+        self._client = client
+        self._responder = responder
+        self._num_open = num_prompts
+        self._failed = False
+
+    @property
+    def cancelled(self) -> bool:
+        return self._failed or self._client.cancelled
+
+    def chunk(self, index: int, sequence: Sequence, chunk: Chunk) -> None:
+        if self._failed:
+            return
+        self._num_open -= chunk.finish_reason is not None
+        final = self._num_open == 0
+        arrays = self._responder.add(index, sequence, chunk)
+        if arrays is not None:
+            self._client.send(arrays, final=final)
+        assert arrays is not None or not final, "the last chunk must carry a response"
+
+    def fail(self, error: SpecdecError) -> None:
+        """The first failure ends the request; its other prompts are dropped at the next step."""
+        if not self._failed and self._num_open:
+            self._failed = True
+            self._client.fail(error)
+
+
+class PromptSink:
+    """The `Sink` of one prompt."""
+
+    def __init__(self, sinks: RequestSinks, index: int) -> None:
+        self._sinks = sinks
+        self._index = index
+
+    @property
+    def cancelled(self) -> bool:
+        return self._sinks.cancelled
+
+    def chunk(self, sequence: Sequence, chunk: Chunk) -> None:
+        self._sinks.chunk(self._index, sequence, chunk)
+
+    def fail(self, error: SpecdecError) -> None:
+        self._sinks.fail(error)
+
+
+class Service:
+    """Owns the tokenizer, the drafters and the engine's thread."""
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        repository: Path,
+        connect: Callable[[str], Decoder],
+        *,
+        before_pass: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read and check everything that needs no decoder.
+
+        Args:
+            repository: the folder that holds the target's and the draft's model folders.
+            connect: a decoder by model name; it is first called once models are loaded.
+
+        Raises:
+            InvalidArtifact, InvalidConfig: the server must not start.
+        """
+        self._config = config
+        self._connect = connect
+        self._before_pass = before_pass
+        target_dir = _artifact_dir(config.target_artifact_dir, repository, config.target_model_name)
+        self._artifact = Artifact.read(target_dir)
+        self._tokenizer = TextTokenizer.from_directory(target_dir)
+        if config.draft_model_name:
+            draft_dir = _artifact_dir(
+                config.draft_artifact_dir, repository, config.draft_model_name
+            )
+            Artifact.read(draft_dir)
+            check_same_vocabulary(target_dir, draft_dir)
+        self.drafters = self._offered_drafters()
+        if config.drafter not in self.drafters:
+            drafter_class(config.drafter)  # names the drafters there are
+            raise InvalidConfig(f"drafter {config.drafter!r} needs parameter draft_model_name")
+        self._instances: dict[str, Drafter] = {}
+        self.metrics = Metrics()
+        self._ids = itertools.count(secrets.randbits(48))
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def handle(self, arrays: Arrays, parameters: Mapping[str, object], client: Client) -> None:
+        """Take one request; every outcome, errors included, goes to `client`."""
+        try:
+            if not self._ready.wait(CONNECT_SECONDS):
+                raise Overloaded("the target model is not loaded yet; try again later")
+            self._engine.submit(self._sequences(self._parse(arrays, parameters), client))
+        except SpecdecError as error:
+            client.fail(error)
+        except Exception:
+            logger.exception("a request could not be taken")
+            client.fail(SpecdecError("internal error"))
+
+    def stop(self) -> None:
+        """End open requests with an error and return once their final flags are queued."""
+        self._stopping.set()
+        if self._ready.is_set():
+            self._engine.stop()
+        self._thread.join()
+
+    def _offered_drafters(self) -> tuple[str, ...]:
+        names = drafter_names()
+        if self._config.draft_model_name:
+            return names
+        return tuple(n for n in names if n == NONE or not drafter_class(n).uses_model)
+
+    def _parse(self, arrays: Arrays, parameters: Mapping[str, object]) -> ParsedRequest:
+        return parse(arrays, dict(parameters), self._tokenizer, self._config, self._limits)
+
+    def _sequences(self, parsed: ParsedRequest, client: Client) -> list[Sequence]:
+        sinks = RequestSinks(client, Responder(parsed), len(parsed.prompts))
+        sequences = []
+        for index, request in enumerate(parsed.prompts):
+            num_draft_tokens = request.num_draft_tokens
+            if num_draft_tokens is None:
+                num_draft_tokens = self._config.num_draft_tokens
+            sequences.append(
+                Sequence(
+                    next(self._ids),
+                    request,
+                    TextStream(self._tokenizer, request, request.sampling.end_ids),
+                    PromptSink(sinks, index),
+                    self._instances.get(request.drafter or self._config.drafter),
+                    num_draft_tokens,
+                )
+            )
+        return sequences
+
+    # ---- the engine's thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        connected = self._wait_for_target()
+        if connected is None:
+            return
+        target, info = connected
+        for name in self.drafters:
+            if name != NONE:
+                kind = drafter_class(name)
+                draft = self._connect(self._config.draft_model_name) if kind.uses_model else None
+                self._instances[name] = kind(draft)
+        self._limits = Limits(
+            max_sequence_length=info.max_sequence_length,
+            vocab_size=info.vocab_size,
+            end_ids=self._artifact.end_ids,
+            drafters=self.drafters,
+        )
+        self._engine = Engine(
+            self._config,
+            target,
+            max_sequences=info.max_sequences,
+            metrics=self.metrics,
+            before_pass=self._before_pass,
+        )
+        logger.info("target ready: %s; drafters: %s", info, ", ".join(self.drafters))
+        self._ready.set()
+        self._engine.run()
+
+    def _wait_for_target(self) -> tuple[Decoder, DecoderInfo] | None:
+        """Models load side by side and BLS is refused until the server is up: ask again."""
+        target = self._connect(self._config.target_model_name)
+        while not self._stopping.is_set():
+            try:
+                target.reset()
+                return target, target.describe()
+            except DecoderFailed as error:
+                logger.debug("waiting for the target: %s", error)
+                time.sleep(RETRY_SECONDS)
+        return None
+
+
+def _artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
+    return Path(configured) if configured else repository / model_name / "1"
+
+
+__all__ = ["Cancelled", "Client", "RequestSinks", "Service"]

@@ -1,0 +1,212 @@
+"""The only module of this room that touches Triton's Python bindings.
+
+One thread sends (concurrent sends on one sender corrupt responses), one thread updates metrics
+(concurrent updates of one metric crash the server), and the engine's thread alone makes BLS
+calls, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
+from specdec.speculation.metrics import COUNTERS, GAUGES, HISTOGRAMS, PER_POSITION, Metrics
+from specdec.wire import Arrays
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "specdec:"
+PUBLISH_SECONDS = 0.25
+
+
+class BlsTransport:
+    """Calls one decoder model of this server; see `wire.RemoteDecoder`."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+
+    def __call__(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
+        request = pb_utils.InferenceRequest(
+            model_name=self._model_name,
+            requested_output_names=list(wanted),
+            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+        )
+        try:
+            response = request.exec()
+        except pb_utils.TritonModelException as error:
+            raise DecoderFailed(f"model {self._model_name}: {error}") from None
+        if response.has_error():
+            raise DecoderFailed(f"model {self._model_name}: {response.error().message()}")
+        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def request_arrays(request: Any) -> Arrays:
+    """Input tensors by name; an optional input that came without data is left out."""
+    tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    return {name: array for name, array in tensors.items() if array is not None}
+
+
+class Client:
+    """One request's way back. Its methods only queue; the outbox's thread does the rest."""
+
+    def __init__(self, request: Any, outbox: Outbox) -> None:
+        self._request = request  # keeps the input tensors alive
+        self._outbox = outbox
+        self.sender = request.get_response_sender()
+        self.cancelled = False  # written by the outbox's thread
+
+    def send(self, arrays: Arrays, *, final: bool) -> None:
+        self._outbox.put(self, arrays, final)
+
+    def fail(self, error: SpecdecError) -> None:
+        self._outbox.put(self, error, True)
+
+
+class Outbox:
+    """The one thread that sends responses and asks whether clients are still there."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Client, Arrays | SpecdecError, bool] | None] = (
+            queue.SimpleQueue()
+        )
+        self._open: set[Client] = set()
+        self._poll_due = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def open(self, request: Any) -> Client:
+        client = Client(request, self)
+        self._open.add(client)
+        return client
+
+    def put(self, client: Client, item: Arrays | SpecdecError, final: bool) -> None:
+        self._queue.put((client, item, final))
+
+    def poll(self) -> None:
+        """Look for cancelled clients soon; called once a step, so a cancel costs one step."""
+        if not self._poll_due.is_set():
+            self._poll_due.set()
+            self._queue.put(None)
+
+    def stop(self) -> None:
+        """Send what is queued, then end."""
+        self._stopping = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not (self._stopping and self._queue.empty()):
+            item = self._queue.get()
+            if item is not None:
+                self._send(*item)
+            elif self._poll_due.is_set():
+                self._poll_due.clear()
+                self._look()
+
+    def _look(self) -> None:
+        for client in list(self._open):
+            if not client.cancelled and client.sender.is_cancelled():
+                client.cancelled = True
+
+    def _send(self, client: Client, item: Arrays | SpecdecError, final: bool) -> None:
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        if isinstance(item, SpecdecError):
+            error = pb_utils.TritonError(str(item), _status(item))
+            response = pb_utils.InferenceResponse(output_tensors=[], error=error)
+        else:
+            tensors = [pb_utils.Tensor(name, array) for name, array in item.items()]
+            response = pb_utils.InferenceResponse(output_tensors=tensors)
+        try:
+            client.sender.send(response, flags=flags)
+        except Exception as error:
+            client.cancelled = True
+            logger.warning("sending a response failed: %s", error)
+            if final:  # the flag must go out whatever happened to the body
+                with contextlib.suppress(Exception):
+                    client.sender.send(flags=flags)
+        if final:
+            self._open.discard(client)
+
+
+def _status(error: SpecdecError) -> int:
+    codes = {
+        InvalidRequest: pb_utils.TritonError.INVALID_ARG,
+        Overloaded: pb_utils.TritonError.UNAVAILABLE,
+        Cancelled: pb_utils.TritonError.CANCELLED,
+    }
+    return int(codes.get(type(error), pb_utils.TritonError.INTERNAL))
+
+
+class MetricsPublisher:
+    """Moves snapshots to Triton's /metrics a few times a second, from one thread.
+
+    Values are checked before they are handed over: an error raised by the metrics API can take
+    the whole server down.
+    """
+
+    def __init__(self, metrics: Metrics, model_name: str, max_draft_tokens: int) -> None:
+        self._metrics = metrics
+        self._families: list[Any] = []  # a family must outlive its metrics
+        labels = {"model": model_name}
+        kinds = pb_utils.MetricFamily
+        self._counters = {
+            name: self._family(name, text, kinds.COUNTER).Metric(labels=labels)
+            for name, text in COUNTERS.items()
+        }
+        self._gauges = {
+            name: self._family(name, text, kinds.GAUGE).Metric(labels=labels)
+            for name, text in GAUGES.items()
+        }
+        self._histograms = {
+            name: self._family(name, text, kinds.HISTOGRAM).Metric(labels, list(buckets))
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        text = "Committed draft tokens by their position in the proposal"
+        positions = self._family(PER_POSITION, text, kinds.COUNTER)
+        self._per_position = [
+            positions.Metric(labels={**labels, "position": str(position)})
+            for position in range(max_draft_tokens)
+        ]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PUBLISH_SECONDS):
+            self._publish()
+        self._publish()
+
+    def _family(self, name: str, text: str, kind: Any) -> Any:
+        family = pb_utils.MetricFamily(name=PREFIX + name, description=text, kind=kind)
+        self._families.append(family)
+        return family
+
+    def _publish(self) -> None:
+        taken = self._metrics.take()
+        for name, amount in taken.counters.items():
+            if _is_safe(amount):
+                self._counters[name].increment(amount)
+        for position, count in taken.per_position.items():
+            self._per_position[position].increment(count)
+        for name, value in taken.gauges.items():
+            self._gauges[name].set(value)
+        for name, values in taken.observations.items():
+            for value in filter(_is_safe, values):
+                self._histograms[name].observe(value)
+
+
+def _is_safe(value: float) -> bool:
+    return math.isfinite(value) and value >= 0

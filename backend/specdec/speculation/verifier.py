@@ -1,0 +1,47 @@
+"""One target pass over everything that is running: verify rows and prefill chunks together.
+
+Knows the target only as a `Decoder`; knows nothing of text, clients or drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from specdec.speculation.acceptance import accept_chain
+from specdec.speculation.sequence import Sequence
+from specdec.types import Decoder, Extend, Proposal, Verdict
+
+
+class Work(NamedTuple):
+    """What one sequence puts into the pass."""
+
+    sequence: Sequence
+    token_ids: Seq[int]  # committed tokens the target has not seen (a chunk of them)
+    proposal: Proposal = Proposal()  # only behind the last committed token
+    samples: bool = True  # False for a prefill chunk that is not the last
+
+    @property
+    def extend(self) -> Extend:
+        rows = [*self.token_ids, *self.proposal.token_ids]
+        num_outputs = 1 + len(self.proposal.token_ids) if self.samples else 0
+        return Extend(self.sequence.sequence_id, self.sequence.num_cached, rows, num_outputs)
+
+
+def verify(target: Decoder, batch: Seq[Work]) -> tuple[list[Verdict | None], float]:
+    """Run the pass and apply the acceptance rule.
+
+    Returns:
+        A verdict per work item (None where nothing was sampled), and the seconds spent inside
+        the target. Raises `DecoderFailed`.
+    """
+    result = target.extend([work.extend for work in batch])
+    verdicts: list[Verdict | None] = []
+    for work, sampled in zip(batch, result.sequences, strict=True):
+        if not work.samples:
+            verdicts.append(None)
+            continue
+        draft_ids = work.proposal.token_ids
+        end = accept_chain(draft_ids, sampled.token_ids) + 1
+        verdicts.append(Verdict(sampled.token_ids[:end], sampled.logprobs[:end], len(draft_ids)))
+    return verdicts, result.compute_seconds

@@ -1,0 +1,51 @@
+"""Triton's view of `speculative`: a decoupled BLS model with one scheduler thread.
+
+All decisions live in specdec.speculation; this file only forwards callbacks.
+"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from specdec.config import SpeculativeConfig, from_parameters
+from specdec.speculation.service import Service
+from specdec.speculation.triton_io import (
+    BlsTransport,
+    MetricsPublisher,
+    Outbox,
+    request_arrays,
+)
+from specdec.wire import RemoteDecoder
+
+SWITCH_SECONDS = 0.0005  # a busy thread may delay a BLS hop by two of these; the default is 5 ms
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="specdec: %(message)s")
+        sys.setswitchinterval(SWITCH_SECONDS)
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        values = {name: value["string_value"] for name, value in parameters.items()}
+        config = from_parameters(SpeculativeConfig, values)
+        self._outbox = Outbox()
+        self._service = Service(
+            config,
+            Path(args["model_repository"]).parent,
+            lambda model_name: RemoteDecoder(BlsTransport(model_name)),
+            before_pass=self._outbox.poll,
+        )
+        self._publisher = MetricsPublisher(
+            self._service.metrics, args["model_name"], config.max_draft_tokens
+        )
+
+    def execute(self, requests):
+        for request in requests:
+            client = self._outbox.open(request)
+            parameters = json.loads(request.parameters() or "{}")
+            self._service.handle(request_arrays(request), parameters, client)
+
+    def finalize(self):
+        self._service.stop()
+        self._publisher.stop()
+        self._outbox.stop()

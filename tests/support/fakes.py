@@ -1,0 +1,200 @@
+"""Decoders, drafters and sinks one can compute by hand; they record every call."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+from specdec.drafters.base import Drafter, ProposeResult
+from specdec.errors import DecoderFailed, SpecdecError
+from specdec.types import (
+    Chunk,
+    DecoderInfo,
+    Extend,
+    Extended,
+    ExtendResult,
+    Proposal,
+    SamplingParams,
+)
+
+VOCAB_SIZE = 50
+NextToken = Callable[[Sequence[int]], int]
+
+
+def hash_text(token_ids: Sequence[int], memory: int = 2) -> int:
+    """A target whose next token is a fixed function of the last `memory` tokens; never 0."""
+    return 1 + zlib.crc32(bytes(token_ids[-memory:])) % (VOCAB_SIZE - 1)
+
+
+def reference_text(prompt_ids: Sequence[int], num_tokens: int, target: NextToken) -> list[int]:
+    """Plain one-token-at-a-time decoding: what every drafter must reproduce."""
+    token_ids = list(prompt_ids)
+    for _ in range(num_tokens):
+        token_ids.append(target(token_ids))
+    return token_ids[len(prompt_ids) :]
+
+
+class ScriptedDecoder:
+    """The `Decoder` protocol over a scripted next-token function, with the cache kept as tokens.
+
+    It refuses whatever a real decoder would refuse, so an engine that loses track of a cache
+    length fails here. `fail_at` makes the extend call of that number (from 0) fail.
+    """
+
+    def __init__(
+        self,
+        next_token: NextToken = hash_text,
+        *,
+        max_sequences: int = 16,
+        max_sequence_length: int = 512,
+        fail_at: Sequence[int] = (),
+        num_reused: int = 0,
+    ) -> None:
+        self.next_token = next_token
+        self.info = DecoderInfo(
+            max_sequences, max_sequence_length, VOCAB_SIZE, "bitwise", 2, "scripted"
+        )
+        self.fail_at = set(fail_at)
+        self.num_reused = num_reused
+        self.caches: dict[int, list[int]] = {}
+        self.calls: list[list[Extend]] = []
+        self.closed: list[tuple[int, int]] = []
+        self.num_opened = 0
+
+    def describe(self) -> DecoderInfo:
+        return self.info
+
+    def reset(self) -> None:
+        self.caches.clear()
+
+    def open(self, sequence_id: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> int:
+        if len(self.caches) == self.info.max_sequences:
+            raise DecoderFailed("no free slot")
+        assert sequence_id not in self.caches
+        num_cached = min(self.num_reused, len(prompt_ids) - 1)
+        self.caches[sequence_id] = list(prompt_ids[:num_cached])
+        self.num_opened += 1
+        return num_cached
+
+    def extend(self, calls: Sequence[Extend]) -> ExtendResult:
+        number = len(self.calls)
+        self.calls.append(list(calls))
+        if number in self.fail_at:
+            raise DecoderFailed("scripted failure")
+        assert len({call.sequence_id for call in calls}) == len(calls)
+        return ExtendResult([self._extend(call) for call in calls], 0.0)
+
+    def _extend(self, call: Extend) -> Extended:
+        cache = self.caches[call.sequence_id]
+        assert call.start <= len(cache), (call, len(cache))
+        assert 0 <= call.num_outputs <= len(call.token_ids)
+        del cache[call.start :]
+        sampled = []
+        for index, token_id in enumerate(call.token_ids):
+            cache.append(token_id)
+            if index >= len(call.token_ids) - call.num_outputs:
+                sampled.append(self.next_token(cache))
+        for _ in range(call.num_draft_steps):
+            cache.append(sampled[-1])
+            sampled.append(self.next_token(cache))
+        assert len(cache) <= self.info.max_sequence_length
+        return Extended(tuple(sampled), tuple(-float(t) for t in sampled))
+
+    def close(self, sequences: Sequence[tuple[int, int]]) -> None:
+        for sequence_id, length in sequences:
+            cache = self.caches.pop(sequence_id, [])
+            assert length <= len(cache), (sequence_id, length, len(cache))
+            self.closed.append((sequence_id, length))
+
+    @property
+    def num_tokens_fed(self) -> int:
+        return sum(len(c.token_ids) + c.num_draft_steps for call in self.calls for c in call)
+
+
+class ScriptedDrafter(Drafter):
+    """Proposes the target's own text, wrong at the places `is_wrong(position)` says."""
+
+    name = "scripted"
+
+    def __init__(
+        self, next_token: NextToken = hash_text, is_wrong: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        super().__init__()
+        self.next_token = next_token
+        self.is_wrong = is_wrong
+        self.num_calls = 0
+        self.open: set[int] = set()
+        self.observed: list[tuple[int, int]] = []  # (sequence, accepted)
+
+    def begin(self, view):
+        self.open.add(view.sequence_id)
+
+    def propose(self, views, limits):
+        self.num_calls += 1
+        return ProposeResult([self._one(v, k) for v, k in zip(views, limits, strict=True)])
+
+    def _one(self, view, limit):
+        assert limit >= 1
+        assert view.sequence_id in self.open
+        token_ids = list(view.token_ids)
+        for _ in range(limit):
+            wrong = self.is_wrong(len(token_ids))
+            token_ids.append(0 if wrong else self.next_token(token_ids))
+        return Proposal(tuple(token_ids[len(view.token_ids) :]))
+
+    def observe(self, view, verdict):
+        self.observed.append((view.sequence_id, verdict.num_accepted))
+
+    def end(self, sequence_ids):
+        self.open.difference_update(sequence_ids)
+
+
+class RecordingSink:
+    """Collects chunks; counts endings, of which there must be exactly one."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.chunks: list[Chunk] = []
+        self.error: SpecdecError | None = None
+        self.num_endings = 0
+
+    def chunk(self, sequence, chunk: Chunk) -> None:
+        assert not self.num_endings, "a chunk after the end"
+        self.chunks.append(chunk)
+        self.num_endings += chunk.finish_reason is not None
+
+    def fail(self, error: SpecdecError) -> None:
+        assert not self.num_endings, "an error after the end"
+        self.error = error
+        self.num_endings += 1
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [t for chunk in self.chunks for t in chunk.token_ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [p for chunk in self.chunks for p in chunk.logprobs]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.chunks[-1].finish_reason if self.chunks else None
+
+
+class NumberTokenizer:
+    """Token 7 reads "7 ": enough text for stop words to straddle tokens."""
+
+    num_tokens = VOCAB_SIZE
+
+    def text_decoder(self) -> NumberTokenizer:
+        return self
+
+    def push(self, token_id: int) -> str:
+        return f"{token_id} "
+
+    def flush(self) -> str:
+        return ""
