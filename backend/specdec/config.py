@@ -45,7 +45,7 @@ class SpeculativeConfig:
     target_artifact_dir: str = ""  # empty: the target's version directory in this repository
     draft_artifact_dir: str = ""
     drafter: str = "ngram"  # the default; a request may choose another
-    num_draft_tokens: int = 5  # the default; a request may choose another
+    num_draft_tokens: int = 8  # the default; a request may choose another
     max_draft_tokens: int = 16  # cap on what a request may ask
     max_running: int = 16  # also capped by the target's slots
     max_waiting: int = 128

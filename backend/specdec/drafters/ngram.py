@@ -89,5 +89,9 @@ class NgramDrafter(Drafter):
 
 
 def draft_length(match_length: int) -> int:
-    """How far to trust a match of this length."""
-    return 1 + 2 * match_length
+    """How far to trust a match of this length.
+
+    Replayed on 52 greedy answers of a 135M chat model with measured pass costs: 1 + n gives 1.53x,
+    a fixed length at best 1.50x (of 5), and 1.19x of 16.
+    """
+    return 1 + match_length
