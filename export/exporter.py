@@ -1,0 +1,199 @@
+"""One export: source -> graph, tokenizer, description, in a version directory of Triton's.
+
+Everything is made in a hidden sibling folder and moved when it is complete; specdec.json, which
+makes a directory an artifact, is removed first and moved last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.progress import Progress
+
+from specdec import artifact as description
+from specdec.artifact import GRAPH, Artifact
+from specdec.errors import InvalidArtifact, InvalidRequest
+from specdec.export import architectures, tokenizer
+from specdec.export.check import Comparison
+from specdec.export.config_pbtxt import decoder_config
+from specdec.export.graph import VERSION, GraphWriter
+from specdec.export.quantize import Precision
+from specdec.export.sources import Source
+
+Verify = Callable[[Path], Comparison]
+
+VERSION_DIRECTORY = "1"
+_PARTIAL = ".export-"
+# All names an export may write, the one that completes it last.
+_FILES = (GRAPH, f"{GRAPH}.data", *tokenizer.FILES, description.FILE)
+
+
+class Exported(NamedTuple):
+    artifact: Artifact
+    directory: Path  # the version directory
+    reused: bool
+    comparison: Comparison | None  # what `verify` returned
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(p.stat().st_size for n in _FILES if (p := self.directory / n).is_file())
+
+
+def export(
+    source: Source,
+    output: Path,
+    *,
+    precision: Precision,
+    progress: Progress,
+    force: bool = False,
+    verify: Verify | None = None,
+) -> Exported:
+    """Export into `output`/1, and write `output`/config.pbtxt if there is none.
+
+    An artifact there that was made from the same source, at the same precision, by the same
+    version of the exporter is kept unless `force`. `verify` sees a new artifact before it takes
+    its place: when it raises, what was there before stays.
+
+    Raises:
+        UnsupportedModel, InvalidArtifact: about the source.
+        InvalidRequest: `output` cannot be written.
+    """
+    directory = output / VERSION_DIRECTORY
+    provenance = {
+        "specdec.source": source.identity,
+        "specdec.precision": precision.value,
+        "specdec.exporter": str(VERSION),
+    }
+    found = None if force else _up_to_date(directory, provenance)
+    if found is not None:
+        comparison = verify(directory) if verify else None
+        _write_config(output)
+        return Exported(found, directory, True, comparison)
+    with _partial(output) as partial:
+        made = _make(source, partial, precision, provenance, progress)
+        comparison = verify(partial) if verify else None
+        _publish(partial, directory)
+    _write_config(output)
+    return Exported(made, directory, False, comparison)
+
+
+def _make(
+    source: Source,
+    directory: Path,
+    precision: Precision,
+    provenance: dict[str, str],
+    progress: Progress,
+) -> Artifact:
+    source.prepare()
+    config_task = progress.add_task("read the config", total=None)
+    config = source.config
+    architecture = architectures.find(config.model_type)(config)
+    progress.update(config_task, total=1, completed=1)
+    tokenizer_task = progress.add_task("tokenizer", total=None)
+    vocabulary = tokenizer.write(
+        source.tokenizer,
+        directory,
+        vocab_size=architecture.vocab_size,
+        end_ids=[source.generation_end_ids, getattr(config, "eos_token_id", None)],
+    )
+    progress.update(tokenizer_task, total=1, completed=1)
+    load_task = progress.add_task("load the weights", total=None)
+    weights = source.weights
+    progress.update(load_task, total=1, completed=1)
+    verb = "write" if precision.bits is None else "quantise"
+    task = progress.add_task(f"{verb} {precision.value}", total=architecture.num_linears)
+    graph = GraphWriter(
+        directory, precision=precision, on_weight=lambda name: progress.advance(task)
+    )
+    try:
+        architecture.write(graph, weights)
+        sha256 = graph.finish(vocab_size=architecture.vocab_size, metadata=provenance)
+    finally:
+        graph.close()
+    made = Artifact(
+        architecture=config.model_type,
+        runtime="onnxruntime",
+        precision=precision.value,
+        num_layers=architecture.num_layers,
+        num_key_value_heads=architecture.num_key_value_heads,
+        head_size=architecture.head_size,
+        vocab_size=architecture.vocab_size,
+        num_tokens=vocabulary.num_tokens,
+        max_position_embeddings=architecture.max_position_embeddings,
+        end_ids=vocabulary.end_ids,
+        vocabulary_sha256=vocabulary.sha256,
+        weights_sha256=sha256,
+        source=source.label,
+    )
+    made.write(directory)
+    return made
+
+
+def _up_to_date(directory: Path, provenance: dict[str, str]) -> Artifact | None:
+    """The artifact in `directory`, if it is complete and made from exactly this."""
+    try:
+        found = Artifact.read(directory)
+    except InvalidArtifact:
+        return None
+    graph = directory / GRAPH
+    present = (graph, directory / f"{GRAPH}.data", directory / tokenizer.TOKENIZER)
+    if not all(path.is_file() for path in present):
+        return None
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(graph, load_external_data=False)
+    except DecodeError:
+        return None
+    same = {p.key: p.value for p in model.metadata_props}.items() >= provenance.items()
+    return found if same else None
+
+
+@contextmanager
+def _partial(output: Path) -> Iterator[Path]:
+    """A folder for one export beside its destination, gone afterwards whatever happens."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(output)
+        partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=output))
+    except OSError as error:
+        raise InvalidRequest(f"--output {output} cannot be written: {error.strerror}") from None
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Remove what killed exports left: folders whose process is gone."""
+    for path in output.glob(f"{_PARTIAL}*"):
+        process = path.name.removeprefix(_PARTIAL).partition("-")[0]
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (PermissionError, ValueError):
+            pass  # alive and not ours, or not a folder of an export
+
+
+def _publish(partial: Path, directory: Path) -> None:
+    """Move the files one by one: the destination may be a mount or hold files of others."""
+    directory.mkdir(exist_ok=True)
+    for name in reversed(_FILES):  # the description goes first: from here on it is no artifact
+        (directory / name).unlink(missing_ok=True)
+    for name in _FILES:
+        if (partial / name).is_file():
+            os.replace(partial / name, directory / name)
+
+
+def _write_config(output: Path) -> None:
+    path = output / "config.pbtxt"
+    if not path.exists():
+        path.write_text(decoder_config(output.resolve().name))

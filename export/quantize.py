@@ -1,0 +1,72 @@
+"""Weight-only quantisation for ONNX Runtime: blocks of 32 inputs, asymmetric, activations int8.
+
+The matrices are packed by ONNX Runtime's own kernels, in the layout of its MatMulNBits operator.
+They are called directly rather than through `MatMulNBitsQuantizer` because that one wants the
+whole float32 graph in memory at once and reconfigures the process's logging when imported.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec.errors import SpecdecError
+
+Array = np.ndarray[Any, Any]
+
+BLOCK_SIZE = 32
+ACCURACY_LEVEL = 4  # activations are rounded to int8 per block: the fast kernels need it
+
+
+class Precision(str, Enum):
+    """How matrices are stored; the embedding table and norms stay float32 in all of them."""
+
+    fp32 = "fp32"
+    int8 = "int8"
+    int4 = "int4"
+
+    @property
+    def bits(self) -> int | None:
+        return {"fp32": None, "int8": 8, "int4": 4}[self.value]
+
+
+class PackedMatrix(NamedTuple):
+    arrays: dict[str, Array]  # in the operator's input order
+    attributes: dict[str, int]
+
+
+def pack(matrix: Array, bits: int) -> PackedMatrix:
+    """Pack matrix float32 [K, N] (inputs by outputs) to `bits` (4 or 8) per weight.
+
+    Returns blocks uint8 [N, K/32, 32*bits/8], scales float32 [N, K/32], zero points
+    uint8 [N, ceil(K/32 * bits/8)].
+    """
+    from onnxruntime.capi import _pybind_state as kernels
+
+    rows, columns = matrix.shape
+    num_blocks = -(-rows // BLOCK_SIZE)
+    per_byte = 8 // bits
+    padded = np.zeros((num_blocks * BLOCK_SIZE, columns), np.float32)
+    padded[:rows] = matrix
+    blocks = np.zeros((columns, num_blocks, BLOCK_SIZE // per_byte), np.uint8)
+    scales = np.zeros((columns, num_blocks), np.float32)
+    zero_points = np.zeros((columns, -(-num_blocks // per_byte)), np.uint8)
+    try:
+        quantize = getattr(kernels, f"quantize_matmul_{bits}bits")
+    except AttributeError:
+        raise SpecdecError(
+            f"this build of ONNX Runtime cannot quantise to {bits} bits: use --precision fp32"
+        ) from None
+    quantize(blocks, padded, scales, zero_points, BLOCK_SIZE, columns, rows, False)
+    return PackedMatrix(
+        {"blocks": blocks, "scales": scales, "zero_points": zero_points},
+        {
+            "K": rows,
+            "N": columns,
+            "bits": bits,
+            "block_size": BLOCK_SIZE,
+            "accuracy_level": ACCURACY_LEVEL,
+        },
+    )

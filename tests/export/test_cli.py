@@ -1,0 +1,100 @@
+"""`specdec export`: one line per outcome, exit code 2 for every fault, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from specdec.export.cli import app
+from support.tiny import write_tiny_llama
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "model")
+
+
+def test_export_check_then_reuse(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "repository/target"
+    first = run("target", "--model", model, "--output", output, "--check")
+    assert first.exit_code == 0, first.output
+    check, final = first.stdout.splitlines()
+    assert check.startswith("check: ")
+    assert final.startswith(f"exported: {output / '1'} (fp32, ")
+    assert final.endswith("next: specdec serve")
+    second = run("target", "--model", model, "--output", output)
+    assert second.exit_code == 0
+    assert second.stdout.startswith("up to date: ")
+    assert len(second.stdout.splitlines()) == 1
+
+
+def test_json_is_the_only_thing_on_stdout(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "draft"
+    arguments = ("draft", "--model", model, "--output", output, "--precision", "int8", "--json")
+    result = run(*arguments, "--check")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["directory"] == str(output / "1")
+    assert (summary["precision"], summary["reused"]) == ("int8", False)
+    assert summary["check"]["agreement"] > 0.9
+    files = (output / "1").iterdir()
+    assert summary["num_bytes"] == sum(p.stat().st_size for p in files)
+    assert json.loads(run(*arguments).stdout)["check"] is None
+
+
+def test_the_draft_s_next_step_names_its_folder(model: Path, tmp_path: Path) -> None:
+    result = run("draft", "--model", model, "--output", tmp_path / "small")
+    assert 'set draft_model_name to "small"' in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba", "state_size": 8}, "recurrent state"),
+        ({"num_local_experts": 4}, "mixture of experts"),
+        ({"vocab_size": 321}, "embed_tokens.weight has shape"),
+        ({"num_hidden_layers": 3}, "no tensor model.layers.2."),
+        ({"num_hidden_layers": "two"}, "cannot be read"),
+    ],
+)
+def test_faults_are_one_line(
+    model: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    result = run("target", "--model", model, "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out/1").exists()
+
+
+def test_a_missing_model(tmp_path: Path) -> None:
+    result = run("target", "--model", tmp_path / "none", "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.strip().splitlines()[-1].startswith("error: --model")
+    assert run("target").exit_code == 2
+    assert run("target", "--model", "x", "--precision", "int3").exit_code == 2
+
+
+def test_nothing_heavy_is_imported_for_help() -> None:
+    code = (
+        "import sys, specdec.export.cli; "
+        "print(sorted({'torch', 'transformers', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
