@@ -61,7 +61,8 @@ def bits(seed: int, position: int, token_ids: Ints) -> Bits:
 def _gumbel_of(words: Bits) -> Floats:
     """Standard Gumbel noise, float64, from the upper 53 bits: within [-3.7, 37.5], never inf."""
     uniform = ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53  # (0, 1]
-    return -np.log(np.maximum(-np.log(uniform), 2.0**-54))
+    noise: Floats = -np.log(np.maximum(-np.log(uniform), 2.0**-54))
+    return noise
 
 
 def gumbel(seed: int, position: int, token_ids: Ints) -> Floats:
@@ -189,10 +190,10 @@ def _draw_all(transformed: Floats, sampling: SamplingParams, position: int) -> i
     noise >= x  <=>  uniform >= exp(-exp(-x)).
     """
     peak, seed = float(transformed.max()), sampling.seed
-    ids = _largest(transformed, min(_FIRST, transformed.size))
+    ids = _largest(transformed, _FIRST)
     scaled = _scale(transformed[ids], peak, sampling.temperature)
     best, rest = float((scaled + gumbel(seed, position, ids)).max()), float(scaled.min())
-    if rest > -np.inf:
+    if ids.size < transformed.size and rest > -np.inf:
         uniform = math.exp(-math.exp(rest - best + 1e-6))  # this and 2^13 cover the rounding
         floor = np.uint64(max(int(math.ldexp(uniform, 64)) - (1 << 13), 0))
         lucky = [ids]
@@ -243,8 +244,7 @@ def _top_p(transformed: Floats, peak: float, sampling: SamplingParams) -> Ints:
         if size <= ids.size:
             return ids[_largest(scaled, size)]
     scaled = _scale(transformed, peak, sampling.temperature)
-    size = _nucleus_size(scaled, sampling.top_p, total)
-    return _largest(scaled, min(size, scaled.size))
+    return _largest(scaled, _nucleus_size(scaled, sampling.top_p, total))
 
 
 def _nucleus_size(scaled: Floats, top_p: float, total: float) -> int:
@@ -257,12 +257,14 @@ def _nucleus_size(scaled: Floats, top_p: float, total: float) -> int:
 
 
 def _largest(values: Floats, count: int) -> Ints:
-    """Ids, ascending, of the `count` largest values; of equal ones the lowest ids.
+    """Ids, ascending, of the `count` largest values, all if fewer; of equal ones the lowest ids.
 
     The count-th largest of many group maxima bounds the count-th largest value from below, so
     only a few candidates are left to select from: 5 times faster than a partition of the row.
     """
     candidates: Ints = np.arange(values.size)
+    if count >= values.size:
+        return candidates
     num_groups = 2 * count
     if values.size >= 8 * num_groups:
         groups = values[: values.size // num_groups * num_groups].reshape(-1, num_groups)

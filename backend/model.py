@@ -1,0 +1,78 @@
+"""Triton glue of the decoder backend: tensors in, one decoder call, tensors out.
+
+A model whose configuration says `backend: "specdec"` is served by this file. Target and draft
+differ only in their artifact and parameters. One instance, not decoupled: a decoupled callee's
+error would hang its caller.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from specdec import wire
+from specdec.config import DecoderConfig, from_parameters
+from specdec.decoder.decoder import load_decoder
+from specdec.errors import SpecdecError
+
+_TYPES = {
+    np.object_: "TYPE_STRING",
+    np.int32: "TYPE_INT32",
+    np.int64: "TYPE_INT64",
+    np.float32: "TYPE_FP32",
+    np.float64: "TYPE_FP64",
+}
+
+
+class TritonPythonModel:
+    """One decoder: `target` or `draft`."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Declare the wire protocol's tensors, so that no config.pbtxt repeats them."""
+        config.set_max_batch_size(0)
+        for name, kind in wire.INPUTS.items():
+            tensor = {"name": name, "data_type": _TYPES[kind], "dims": [-1]}
+            config.add_input({**tensor, "optional": name != "operation"})
+        for name, kind in wire.OUTPUTS.items():
+            config.add_output({"name": name, "data_type": _TYPES[kind], "dims": [-1]})
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model and probe its exactness; a clear line in the log either way."""
+        name = args["model_name"]
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        values = {key: entry["string_value"] for key, entry in parameters.items()}
+        try:
+            config = from_parameters(DecoderConfig, values)
+            self._decoder = load_decoder(config, Path(pb_utils.get_model_dir()))
+        except SpecdecError as error:
+            raise pb_utils.TritonModelException(f"{name}: {error}") from None
+        info = self._decoder.describe()
+        pb_utils.Logger.log_info(
+            f"{name}: {info.precision}, exactness: {info.exactness}, min_rows {info.min_rows}, "
+            f"{info.max_sequences} sequences of {info.max_sequence_length} tokens, "
+            f"{config.threads} threads"
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response per request. Calls follow one another: the decoder has one cache."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            results = wire.serve(self._decoder, arrays)
+            tensors = [pb_utils.Tensor(name, array) for name, array in results.items()]
+            return pb_utils.InferenceResponse(output_tensors=tensors)
+        except SpecdecError as error:
+            message = str(error)
+        except Exception:  # the caller gets no traceback, the operator does
+            pb_utils.Logger.log_error(traceback.format_exc())
+            message = "internal error, see the server's log"
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))

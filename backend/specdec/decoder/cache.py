@@ -1,0 +1,180 @@
+"""Slots: which sequence stands where in the cache, and what each slot's keys and values are of.
+
+Keys and values at a position are a function of the tokens up to it alone. So a slot's content is
+described by `tokens[:length]`, rewinding is lowering `length`, and any slot that starts with the
+same tokens, in use or left behind by a closed sequence, can lend them to a new sequence.
+Knows nothing of sampling or passes; moves keys and values only through the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specdec.decoder.batch import MAX_SHARED_ROWS
+from specdec.decoder.runtimes import Runtime
+from specdec.errors import DecoderFailed
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+_FIRST_LENGTH = 256  # smallest bucket of cache positions
+_STRIDE = 64  # the last bucket is a multiple: sums over positions then split the same way in all
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One row of the cache. Content behind `length` is garbage."""
+
+    index: int
+    tokens: Ints  # [max_length]; the first `length` are in the cache
+    length: int = 0
+    in_use: bool = False
+    reserved: int = 0  # positions that its sequence will need at least
+    last_used: int = 0  # number of the `open` or `close` that last touched it
+
+
+def common_prefix(left: Ints, right: Ints) -> int:
+    """How many tokens both start with."""
+    size = min(left.size, right.size)
+    differs = left[:size] != right[:size]
+    return int(differs.argmax()) if differs.any() else size
+
+
+class Cache:
+    """The table of slots over a runtime's keys and values."""
+
+    def __init__(self, runtime: Runtime, *, max_length: int) -> None:
+        """`max_length`: tokens that a slot can hold."""
+        self.slots = [Slot(i, np.zeros(max_length, np.int32)) for i in range(runtime.num_slots)]
+        self._runtime = runtime
+        # Every sequence of a pass is padded to the longest, so writes reach behind max_length.
+        self._longest = -(-(max_length + MAX_SHARED_ROWS) // _STRIDE) * _STRIDE
+        self._clock = 0
+        self._resize(self._bucket(0))
+
+    @property
+    def lengths(self) -> list[int]:
+        return [slot.length for slot in self.slots]
+
+    def open(self, prompt: Ints) -> Slot:
+        """Take a slot; its `length` says how many prompt tokens it already holds.
+
+        At most len(prompt) - 1, since the last token must be evaluated to sample after it. The
+        longest common prefix over all slots is reused: in place where a closed sequence left
+        nothing else in its slot (or no other slot is free), else copied.
+
+        Raises `DecoderFailed`: every slot is in use.
+        """
+        free = [slot for slot in self.slots if not slot.in_use]
+        if not free:
+            raise DecoderFailed(f"all {len(self.slots)} slots are in use: close a sequence first")
+        shared, donor = self._donor(prompt[:-1])
+        near = self._nearest(free)
+        if shared and donor in near and (donor.length == shared or len(free) == 1):
+            slot = donor
+        else:
+            slot = self._vacate([s for s in free if s is not donor or not shared])
+            if shared:
+                self._runtime.copy(donor.index, slot.index, shared)
+                if not donor.in_use and donor.length == shared:
+                    donor.length = 0  # the copy holds all of it
+        slot.tokens[:shared] = prompt[:shared]
+        slot.length, slot.in_use, slot.reserved = shared, True, len(prompt)
+        self._touch(slot)
+        return slot
+
+    def close(self, slot: Slot, committed: int) -> None:
+        """Free the slot; its first `committed` tokens stay for reuse until it is needed."""
+        slot.length = min(slot.length, committed)
+        slot.in_use, slot.reserved = False, 0
+        self._touch(slot)
+        self._shrink()
+
+    def make_room(self, first: int, last: int, num_places: int) -> None:
+        """Let a pass write `num_places` positions behind every slot of [first, last).
+
+        Sequences in use keep what they have: the cache grows if it must. What closed sequences
+        left is cut instead.
+        """
+        slots = self.slots[first:last]
+        needed = num_places + max((s.length for s in slots if s.in_use), default=0)
+        if needed > self._runtime.length:
+            self._resize(self._bucket(needed))
+        for slot in slots:
+            slot.length = min(slot.length, self._runtime.length - num_places)
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between calls."""
+        length = self._runtime.length
+        for i, slot in enumerate(self.slots):
+            assert slot.index == i, (slot.index, i)
+            assert 0 <= slot.length <= min(length, slot.tokens.size), (i, slot.length, length)
+            assert slot.in_use or slot.reserved == 0, (i, slot.reserved)
+        assert length % _STRIDE == 0, length
+        assert len({id(slot.tokens) for slot in self.slots}) == len(self.slots)
+
+    def _touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.last_used = self._clock
+
+    def _donor(self, wanted: Ints) -> tuple[int, Slot]:
+        """The slot that shares most with `wanted`; of equals, one to take over as it is."""
+
+        def rank(slot: Slot) -> tuple[int, bool, bool]:
+            shared = common_prefix(wanted, slot.tokens[: slot.length])
+            return shared, not slot.in_use, shared == slot.length
+
+        donor = max(self.slots, key=rank)
+        return rank(donor)[0], donor
+
+    def _nearest(self, free: Seq[Slot]) -> list[Slot]:
+        """Those that widen the range of slots in use least: a pass pays for all of the range."""
+        used = [slot.index for slot in self.slots if slot.in_use]
+        if not used:
+            return list(free)
+        first, last = min(used), max(used)
+        widening = [max(first - s.index, s.index - last, 0) for s in free]
+        return [s for s, w in zip(free, widening, strict=True) if w == min(widening)]
+
+    def _vacate(self, free: Seq[Slot]) -> Slot:
+        """A near slot without content. Of all contents in `free` the one not used longest goes."""
+
+        def worth(slot: Slot) -> tuple[bool, int, int]:
+            return slot.length > 0, slot.last_used if slot.length else 0, slot.index
+
+        slot, victim = min(self._nearest(free), key=worth), min(free, key=worth)
+        if slot is not victim and slot.length:
+            self._runtime.copy(slot.index, victim.index, slot.length)
+            victim.tokens[: slot.length] = slot.tokens[: slot.length]
+            victim.length, victim.last_used = slot.length, slot.last_used
+        slot.length = 0
+        return slot
+
+    def _bucket(self, needed: int) -> int:
+        length = _FIRST_LENGTH
+        while length < needed:
+            length *= 2
+        assert needed <= self._longest, (needed, self._longest)
+        return min(length, self._longest)
+
+    def _resize(self, length: int) -> None:
+        for slot in self.slots:
+            slot.length = min(slot.length, length)
+        self._runtime.resize(length, self.lengths)
+
+    def _shrink(self) -> None:
+        """Take the smallest bucket in which everything fits, but what was not used for long.
+
+        Attention pays for all of the bucket, so one long prompt of the past must not slow every
+        step until its slot happens to be needed.
+        """
+        recent = self._clock - 4 * len(self.slots)
+        needed = max(
+            max(s.length, s.reserved) for s in self.slots if s.in_use or s.last_used >= recent
+        )
+        length = self._bucket(min(needed + MAX_SHARED_ROWS, self._longest))
+        if length < self._runtime.length:
+            self._resize(length)

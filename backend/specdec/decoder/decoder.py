@@ -1,0 +1,221 @@
+"""A compiled model with its cache and sampler: the `Decoder` protocol over a runtime.
+
+One `extend` is: check everything, rewind, evaluate and sample what was given, then take the
+draft steps, one pass each over the sequences that still have some. Knows nothing of acceptance,
+drafters, text or Triton.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec.artifact import Artifact
+from specdec.config import DecoderConfig
+from specdec.decoder import batch
+from specdec.decoder.batch import Share
+from specdec.decoder.cache import Cache, Slot
+from specdec.decoder.probe import probe
+from specdec.decoder.runtimes import Runtime, load_runtime
+from specdec.errors import DecoderFailed
+from specdec.sampling import sample
+from specdec.types import DecoderInfo, Extend, Extended, ExtendResult, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    slot: Slot
+    sampling: SamplingParams
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True)
+class _Outputs:
+    """What one `extend` has sampled for one sequence so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class CachedDecoder:
+    """See `Decoder`. Between calls a slot's described content is always in the cache."""
+
+    def __init__(self, runtime: Runtime, info: DecoderInfo, artifact: Artifact) -> None:
+        """`info.min_rows` must be what the probe found on this runtime."""
+        self._runtime = runtime
+        self._info = info
+        self._num_input_ids = artifact.vocab_size
+        self._max_position = artifact.max_position_embeddings
+        self._cache = Cache(runtime, max_length=info.max_sequence_length)
+        self._sequences: dict[int, _Sequence] = {}
+
+    def describe(self) -> DecoderInfo:
+        return self._info
+
+    def reset(self) -> None:
+        """See `Decoder`. What the cache holds stays for prefix reuse."""
+        for sequence in self._sequences.values():
+            self._cache.close(sequence.slot, sequence.slot.length)
+        self._sequences.clear()
+
+    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
+        """See `Decoder`. Raises `DecoderFailed`: id in use, bad prompt, no free slot."""
+        if sequence_id in self._sequences:
+            raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
+        if not 1 <= len(prompt_ids) <= self._info.max_sequence_length:
+            raise DecoderFailed(
+                f"a prompt of {len(prompt_ids)} tokens: allowed are 1 to "
+                f"{self._info.max_sequence_length}"
+            )
+        self._check_ids(prompt_ids)
+        slot = self._cache.open(np.asarray(prompt_ids, np.int32))
+        self._sequences[sequence_id] = _Sequence(slot, sampling, len(prompt_ids))
+        return slot.length
+
+    def close(self, sequences: Seq[tuple[int, int]]) -> None:
+        """See `Decoder`."""
+        for sequence_id, committed in sequences:
+            sequence = self._sequences.pop(sequence_id, None)
+            if sequence is not None:
+                self._cache.close(sequence.slot, max(committed, 0))
+
+    def extend(self, calls: Seq[Extend]) -> ExtendResult:
+        """See `Decoder`. Nothing changes if a call is refused.
+
+        If a pass fails, the sequences of the call are cut back to what is certain.
+        """
+        began = time.perf_counter()
+        self._check(calls)
+        sequences = [self._sequences[call.sequence_id] for call in calls]
+        outputs = [_Outputs() for _ in calls]
+        shares = []
+        for call, sequence in zip(calls, sequences, strict=True):
+            sequence.slot.length = call.start  # rewind
+            shares.append(self._share(sequence.slot, call.token_ids, call.num_outputs))
+        self._evaluate(shares, sequences, outputs)
+        for step in range(max((call.num_draft_steps for call in calls), default=0)):
+            going = [i for i, call in enumerate(calls) if step < call.num_draft_steps]
+            self._evaluate(
+                [self._share(sequences[i].slot, outputs[i].token_ids[-1:], 1) for i in going],
+                [sequences[i] for i in going],
+                [outputs[i] for i in going],
+            )
+        extended = [Extended(tuple(o.token_ids), tuple(o.logprobs)) for o in outputs]
+        return ExtendResult(extended, time.perf_counter() - began)
+
+    def _share(self, slot: Slot, token_ids: Seq[int], num_outputs: int) -> Share:
+        """Note the tokens behind the slot's content: penalties see them, the cache not yet."""
+        slot.tokens[slot.length : slot.length + len(token_ids)] = token_ids
+        return Share(slot.index, slot.length, token_ids, num_outputs)
+
+    def _evaluate(
+        self, shares: Seq[Share], sequences: Seq[_Sequence], outputs: Seq[_Outputs]
+    ) -> None:
+        """Run the passes that these shares need; sample, and publish each pass that succeeded."""
+        by_slot = {s.slot: (q, o) for s, q, o in zip(shares, sequences, outputs, strict=True)}
+        for group in batch.plan(shares, length=self._runtime.length):
+            logits = self._forward(group)
+            row = 0
+            for share in group:
+                sequence, output = by_slot[share.slot]
+                sequence.slot.length = share.start + len(share.token_ids)
+                rows = logits[row : row + share.num_outputs]
+                row += share.num_outputs
+                self._sample(rows, sequence, output)
+
+    def _forward(self, group: Seq[Share]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """One pass: logits [R, V]."""
+        first, last = min(s.slot for s in group), max(s.slot for s in group) + 1
+        min_rows = self._info.min_rows
+        self._cache.make_room(first, last, batch.num_places(group, min_rows))
+        return self._runtime.forward(
+            batch.build(
+                group,
+                self._cache.lengths,
+                length=self._runtime.length,
+                min_rows=min_rows,
+                max_position=self._max_position,
+            )
+        )
+
+    def _sample(
+        self,
+        logits: np.ndarray[Any, np.dtype[np.float32]],
+        sequence: _Sequence,
+        output: _Outputs,
+    ) -> None:
+        """Draw after each of the slot's last len(logits) tokens: [rows, V]."""
+        slot = sequence.slot
+        for position, row in enumerate(logits, start=slot.length - len(logits) + 1):
+            token_id, logprob = sample(
+                row,
+                sequence.sampling,
+                history=slot.tokens[:position],
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                position=position,
+                vocab_limit=self._info.vocab_size,
+            )
+            output.token_ids.append(token_id)
+            output.logprobs.append(logprob)
+
+    def _check(self, calls: Seq[Extend]) -> None:
+        """Refuse the whole call with `DecoderFailed` before anything changes."""
+        if len({call.sequence_id for call in calls}) != len(calls):
+            raise DecoderFailed("a sequence is named twice in one call")
+        for call in calls:
+            name = f"sequence {call.sequence_id}"
+            sequence = self._sequences.get(call.sequence_id)
+            if sequence is None:
+                raise DecoderFailed(f"{name} is not open")
+            if not 0 <= call.start <= sequence.slot.length:
+                raise DecoderFailed(
+                    f"{name}: start {call.start}, the cache holds {sequence.slot.length} tokens"
+                )
+            num_tokens, steps = len(call.token_ids), call.num_draft_steps
+            if not 0 <= call.num_outputs <= num_tokens or num_tokens == 0:
+                raise DecoderFailed(f"{name}: {call.num_outputs} outputs of {num_tokens} tokens")
+            if steps < 0 or (steps and not call.num_outputs):
+                raise DecoderFailed(f"{name}: {steps} draft steps after {call.num_outputs} outputs")
+            end = call.start + num_tokens + steps
+            if end > self._info.max_sequence_length:
+                raise DecoderFailed(
+                    f"{name} would hold {end} tokens: allowed are {self._info.max_sequence_length}"
+                )
+            self._check_ids(call.token_ids)
+
+    def _check_ids(self, token_ids: Seq[int]) -> None:
+        for wrong in (min(token_ids), max(token_ids)):
+            if not 0 <= wrong < self._num_input_ids:
+                raise DecoderFailed(f"token id {wrong}: allowed are 0 to {self._num_input_ids - 1}")
+
+
+def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
+    """Load an exported model and find out how exact its runtime is here.
+
+    Args:
+        config: sizes and threads.
+        directory: the artifact's; `config.artifact_dir` goes before it.
+
+    Raises:
+        InvalidArtifact: it is missing, damaged, or its runtime is unknown.
+    """
+    directory = Path(config.artifact_dir or directory)
+    artifact = Artifact.read(directory)
+    runtime = load_runtime(
+        artifact, directory, num_slots=config.max_sequences, num_threads=config.threads
+    )
+    finding = probe(runtime, artifact)
+    info = DecoderInfo(
+        max_sequences=config.max_sequences,
+        max_sequence_length=min(config.max_sequence_length, artifact.max_position_embeddings),
+        vocab_size=min(artifact.num_tokens, artifact.vocab_size),
+        exactness=finding.exactness,
+        min_rows=finding.min_rows,
+        precision=artifact.precision,
+    )
+    return CachedDecoder(runtime, info, artifact)

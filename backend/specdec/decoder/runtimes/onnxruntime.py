@@ -1,0 +1,142 @@
+"""ONNX Runtime on the CPU. Keys and values live in NumPy arrays and are updated in place.
+
+    slots  0 1 2 3 4 5 6 7     one array [num_slots, Hkv, S, D] for each layer's keys, and values
+               ^^^^^           a pass over slots [2, 5) binds their memory as past and as present
+
+`past_*` and `present_*` are bound to the same memory, so `TensorScatter` writes only the new
+positions and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from specdec.artifact import GRAPH, Artifact
+from specdec.decoder.batch import INPUTS, Batch
+from specdec.errors import DecoderFailed, InvalidArtifact
+
+Array = np.ndarray[Any, Any]
+
+FIRST_LENGTH = 256  # cache positions before anything needs more
+_ALIGNMENT = 64  # bytes; a cache line, and what ONNX Runtime gives its own tensors
+
+
+def _aligned(shape: tuple[int, ...]) -> Array:
+    """Zeroed float32 array that starts on a cache line. The system maps pages when touched."""
+    size = int(np.prod(shape)) * 4
+    raw = np.zeros(size + _ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % _ALIGNMENT
+    return raw[offset : offset + size].view(np.float32).reshape(shape)
+
+
+class OnnxRuntime:
+    """See `Runtime`."""
+
+    def __init__(self, session: Any, artifact: Artifact, *, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.length = FIRST_LENGTH
+        self._session = session
+        self._row_shape = (artifact.num_key_value_heads, artifact.head_size)  # of one position
+        names = [f"{kind}_{i}" for i in range(artifact.num_layers) for kind in ("key", "value")]
+        self._caches = {name: self._new_cache(FIRST_LENGTH) for name in names}
+        self._logits = _aligned((1, artifact.vocab_size))
+        # (first, last) -> binding of those slots' memory: 2 x 2 x layers calls that only change
+        # with `resize`.
+        self._bindings: dict[tuple[int, int], Any] = {}
+
+    def _new_cache(self, length: int) -> Array:
+        heads, size = self._row_shape
+        return _aligned((self.num_slots, heads, length, size))
+
+    def forward(self, batch: Batch) -> Array:
+        """See `Runtime`. Raises `DecoderFailed` with ONNX Runtime's reason."""
+        binding = self._binding(batch.first, batch.last)
+        inputs = {name: np.ascontiguousarray(a) for name, a in batch.inputs().items()}
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)
+        logits = self._room_for_logits(len(batch.output_rows))
+        binding.bind_output("logits", "cpu", 0, np.float32, list(logits.shape), logits.ctypes.data)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime's exceptions share no other base class
+            self._bindings.clear()
+            raise DecoderFailed(f"the forward pass failed: {error}") from error
+        return logits
+
+    def _room_for_logits(self, num_rows: int) -> Array:
+        if num_rows > len(self._logits):
+            self._logits = _aligned((num_rows, self._logits.shape[1]))
+        return self._logits[:num_rows]
+
+    def _binding(self, first: int, last: int) -> Any:
+        binding = self._bindings.get((first, last))
+        if binding is None:
+            binding = self._session.io_binding()
+            for name, cache in self._caches.items():
+                part = cache[first:last]
+                memory = ("cpu", 0, np.float32, list(part.shape), part.ctypes.data)
+                binding.bind_input(f"past_{name}", *memory)
+                binding.bind_output(f"present_{name}", *memory)
+            self._bindings[first, last] = binding
+        return binding
+
+    def resize(self, length: int, kept: Seq[int]) -> None:
+        """See `Runtime`. One layer at a time, so that the peak is one layer above the larger."""
+        self._bindings.clear()
+        for name, old in self._caches.items():
+            new = self._new_cache(length)
+            for slot, count in enumerate(kept):
+                new[slot, :, :count] = old[slot, :, :count]
+            self._caches[name] = new
+        self.length = length
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Runtime`."""
+        for cache in self._caches.values():
+            cache[target, :, :length] = cache[source, :, :length]
+
+
+def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int) -> OnnxRuntime:
+    """Create the session. Raises `InvalidArtifact` if the graph is missing or does not fit."""
+    path = (directory / GRAPH).resolve()  # the weights lie beside the file, not beside a link
+    if not path.is_file():
+        raise InvalidArtifact(f"no graph in {directory} ({GRAPH} is missing): export again")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    # Threads spin inside a run (15 % faster steps) and sleep between runs: another process then
+    # has the processors.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Patterns are remembered for every combination of shapes, and ours never stop varying.
+    options.enable_mem_pattern = False
+    try:
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions share no other base class
+        raise InvalidArtifact(f"{path} cannot be loaded: {error}") from error
+    _check(session, artifact, path)
+    return OnnxRuntime(session, artifact, num_slots=num_slots)
+
+
+def _check(session: Any, artifact: Artifact, path: Path) -> None:
+    """Compare the graph with its description: a mix-up would read foreign memory."""
+    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    wanted = [artifact.num_key_value_heads, artifact.head_size]
+    for i in range(artifact.num_layers):
+        for name in (f"past_key_{i}", f"past_value_{i}"):
+            shape = shapes.pop(name, None)
+            if shape is None or [shape[1], shape[3]] != wanted:
+                raise InvalidArtifact(
+                    f"{path}: {name} is {shape}, expected [B, {wanted[0]}, S, {wanted[1]}]"
+                )
+    if set(shapes) != set(INPUTS):
+        raise InvalidArtifact(f"{path}: inputs are {sorted(shapes)}, expected {sorted(INPUTS)}")
+    (logits,) = (t for t in session.get_outputs() if t.name == "logits")
+    if logits.shape[1] != artifact.vocab_size:
+        raise InvalidArtifact(
+            f"{path}: logits have {logits.shape[1]} columns, expected {artifact.vocab_size}"
+        )

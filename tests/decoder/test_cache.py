@@ -1,0 +1,225 @@
+"""Slots: who gets which, what is reused, when the cache grows, shrinks or is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdec.decoder.cache import Cache, common_prefix
+from specdec.errors import DecoderFailed
+from support.runtimes import TokenRuntime
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+class Table:
+    """A cache whose prefill is one line."""
+
+    def __init__(self, num_slots: int = 4, max_length: int = 600) -> None:
+        self.runtime = TokenRuntime(num_slots)
+        self.cache = Cache(self.runtime, max_length=max_length)
+
+    def open(self, *tokens: int):
+        """Open and evaluate the rest of the prompt; returns (slot, number of reused tokens)."""
+        slot = self.cache.open(ids(*tokens))
+        reused = slot.length
+        self.cache.make_room(slot.index, slot.index + 1, len(tokens) - reused)
+        slot.tokens[: len(tokens)] = tokens
+        self.runtime.keys[slot.index, reused : len(tokens)] = tokens[reused:]
+        slot.length = len(tokens)
+        self.check()
+        return slot, reused
+
+    def close(self, slot, committed: int = 10**6) -> None:
+        self.cache.close(slot, committed)
+        self.check()
+
+    def check(self) -> None:
+        self.cache.check_integrity()
+        for slot in self.cache.slots:
+            keys = self.runtime.keys[slot.index, : slot.length]
+            assert np.array_equal(keys, slot.tokens[: slot.length])
+
+
+def test_common_prefix():
+    assert common_prefix(ids(1, 2, 3), ids(1, 2, 4, 5)) == 2
+    assert common_prefix(ids(1, 2), ids(1, 2, 3)) == 2
+    assert common_prefix(ids(), ids(1)) == 0
+    assert common_prefix(ids(9), ids(1)) == 0
+
+
+def test_slots_are_taken_from_the_low_end_and_run_out():
+    table = Table(3)
+    slots = [table.open(i, 1, 2)[0] for i in range(5, 8)]
+    assert [s.index for s in slots] == [0, 1, 2]
+    with pytest.raises(DecoderFailed, match="all 3 slots are in use"):
+        table.cache.open(ids(1, 2))
+    table.close(slots[1])
+    assert table.open(30, 31)[0] is slots[1]
+
+
+def test_a_closed_sequence_lends_its_prefix_in_place():
+    table = Table()
+    slot, _ = table.open(1, 2, 3)
+    table.close(slot)
+    again, reused = table.open(1, 2, 3, 4, 5)
+    assert (again, reused) == (slot, 3)
+    assert table.runtime.num_copied == 0
+
+
+def test_the_last_prompt_token_is_always_evaluated():
+    table = Table()
+    table.close(table.open(1, 2, 3)[0])
+    assert table.open(1, 2, 3)[1] == 2
+
+
+def test_only_committed_tokens_are_kept():
+    table = Table()
+    table.close(table.open(1, 2, 3, 4)[0], committed=2)
+    assert table.open(1, 2, 3, 4)[1] == 2
+
+
+def test_a_longer_donor_is_copied_and_stays():
+    table = Table()
+    donor, _ = table.open(1, 2, 3, 4)
+    table.close(donor)
+    slot, reused = table.open(1, 2, 9)
+    assert reused == 2
+    assert slot is not donor
+    assert donor.length == 4
+    assert table.open(1, 2, 3, 4, 5)[:2] == (donor, 4)
+
+
+def test_a_donor_in_use_is_copied_and_unharmed():
+    table = Table()
+    donor, _ = table.open(1, 2, 3, 4)
+    slot, reused = table.open(1, 2, 3, 4)
+    assert reused == 3
+    assert slot is not donor
+    assert donor.length == 4
+    assert donor.in_use
+
+
+def test_the_only_free_slot_is_cut_in_place():
+    table = Table(2)
+    table.open(7, 7)
+    slot, _ = table.open(1, 2, 3, 4)
+    table.close(slot)
+    again, reused = table.open(1, 2, 9)
+    assert (again, reused) == (slot, 2)
+    assert table.runtime.num_copied == 0
+
+
+def test_the_longest_prefix_wins():
+    table = Table()
+    slots = [table.open(*tokens)[0] for tokens in ((1, 5), (1, 2, 3, 9), (1, 2, 6))]
+    for slot in slots:
+        table.close(slot)
+    assert table.open(1, 2, 3, 4)[1] == 3
+
+
+def test_empty_slots_go_first_then_the_one_not_used_longest():
+    table = Table(3)
+    slots = [table.open(i, 0, 1)[0] for i in range(5, 7)]
+    for slot in reversed(slots):
+        table.close(slot)
+    third, _ = table.open(30, 31)
+    assert third.index == 2  # was empty
+    table.close(third)
+    assert table.open(40, 41)[0] is slots[1]  # closed before slots[0]
+
+
+def test_sequences_in_use_stay_together_and_no_content_is_lost():
+    """A pass pays for every slot between the first and the last one in use."""
+    table = Table(6)
+    texts = [(10 + i, 1, 2, 3) for i in range(6)]
+    slots = [table.open(*t)[0] for t in texts]
+    for slot in slots[:2] + slots[3:]:
+        table.close(slot)  # slot 2 stays in use; the oldest content is in slot 0
+    new, _ = table.open(50, 51)
+    assert new.index in (1, 3)
+    kept = [t for t in texts if table.cache._donor(ids(*t))[0] == 4]
+    assert kept == texts[1:]  # the oldest went, its neighbour's content moved there
+    assert table.runtime.num_copied == 4
+
+
+def test_a_distant_prefix_is_copied_next_to_the_others():
+    table = Table(6)
+    slots = [table.open(10 + i, 1, 2, 3)[0] for i in range(6)]
+    for slot in slots[1:]:
+        table.close(slot)
+    new, reused = table.open(15, 1, 2, 3, 4)
+    assert (new.index, reused) == (1, 4)
+    assert slots[5].length == 0  # all of it is in the copy now
+
+
+def test_the_cache_grows_in_buckets_and_keeps_contents():
+    table = Table(max_length=600)
+    short, _ = table.open(1, 2, 3)
+    assert table.runtime.length == 256
+    table.open(*range(5, 305))
+    assert table.runtime.length == 512
+    table.open(*range(5, 605))
+    assert table.runtime.length == 704  # 600 tokens and room for padding
+    assert short.length == 3
+
+
+def test_the_cache_shrinks_when_the_long_one_is_cut_or_old():
+    table = Table(2, max_length=600)
+    long, _ = table.open(*range(600))
+    table.close(long)
+    assert table.runtime.length == 704  # it may be asked for again
+    for i in range(8):
+        table.close(table.open(900 + i, 1)[0])
+    assert table.runtime.length == 256
+    assert table.open(*range(600))[1] <= 256
+
+
+def test_the_cache_shrinks_at_once_when_nothing_long_was_committed():
+    table = Table(max_length=600)
+    long, _ = table.open(*range(600))
+    table.close(long, committed=10)
+    assert table.runtime.length == 256
+
+
+def test_the_cache_does_not_shrink_below_a_prompt_that_is_being_read():
+    table = Table(max_length=600)
+    long, _ = table.open(*range(600))
+    table.close(long, committed=0)
+    reading = table.cache.open(ids(*range(400)))
+    other, _ = table.open(7, 8)
+    table.cache.make_room(0, 2, 500)
+    assert table.runtime.length >= 500
+    table.close(other)
+    assert table.runtime.length >= 400
+    assert reading.reserved == 400
+
+
+def test_a_pass_cuts_what_closed_sequences_left_but_not_those_in_use():
+    table = Table(3, max_length=600)
+    left, _ = table.open(*range(250))
+    used, _ = table.open(*range(300, 540))
+    table.close(left)
+    assert table.runtime.length == 256
+    table.cache.make_room(0, 2, 16)  # 240 + 16 fit
+    assert table.runtime.length == 256
+    assert (left.length, used.length) == (240, 240)
+    table.cache.make_room(0, 2, 17)
+    assert table.runtime.length == 512
+    assert used.length == 240
+
+
+def test_integrity_check_finds_damage():
+    for damage in (
+        lambda c: setattr(c.slots[1], "length", 257),
+        lambda c: setattr(c.slots[1], "length", -1),
+        lambda c: setattr(c.slots[1], "index", 0),
+        lambda c: setattr(c.slots[1], "reserved", 5),
+        lambda c: setattr(c.slots[1], "tokens", c.slots[0].tokens),
+    ):
+        table = Table()
+        damage(table.cache)
+        with pytest.raises(AssertionError):
+            table.cache.check_integrity()

@@ -1,0 +1,98 @@
+"""A decoder runtime one can compute by hand: its keys are the tokens themselves.
+
+The logits of a row are a function of the tokens its mask lets it see, in order, so whatever is
+written to a wrong place, seen too early or lost shows in the next token.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec.artifact import Artifact
+from specdec.decoder.batch import Batch
+from specdec.errors import DecoderFailed
+
+VOCAB_SIZE = 40
+EMPTY = -1  # a position nothing was written to
+
+
+def artifact(**changes: object) -> Artifact:
+    fields: dict = {
+        "architecture": "llama",
+        "runtime": "onnxruntime",
+        "precision": "fp32",
+        "num_layers": 1,
+        "num_key_value_heads": 1,
+        "head_size": 1,
+        "vocab_size": VOCAB_SIZE,
+        "num_tokens": VOCAB_SIZE - 2,
+        "max_position_embeddings": 4096,
+        "end_ids": (2,),
+        "vocabulary_sha256": "",
+        "weights_sha256": "",
+        "source": "test",
+    }
+    return Artifact(**{**fields, **changes})
+
+
+def logits_after(tokens: Sequence[int]) -> np.ndarray:
+    """The scripted model: logits [VOCAB_SIZE] after these tokens."""
+    seed = zlib.crc32(np.asarray(tokens, np.int32).tobytes())
+    return (np.random.default_rng(seed).standard_normal(VOCAB_SIZE) * 2).astype(np.float32)
+
+
+class TokenRuntime:
+    """See `Runtime`. `unstable(batch)` says which passes add up in another order."""
+
+    def __init__(self, num_slots: int = 4, *, unstable=None, fail_at: Sequence[int] = ()) -> None:
+        self.num_slots = num_slots
+        self.length = 256
+        self.keys = np.full((num_slots, 256), EMPTY)
+        self.batches: list[Batch] = []
+        self.num_copied = 0
+        self._unstable = unstable
+        self.fail_at = set(fail_at)  # numbers of passes, from 0, that write and then fail
+
+    def forward(self, batch: Batch) -> np.ndarray:
+        number = len(self.batches)
+        self.batches.append(batch)
+        num_places = batch.row_index.shape[1]
+        assert batch.row_index.shape == batch.position_ids.shape
+        assert batch.attention_mask.shape == (
+            *batch.row_index.shape[:1],
+            1,
+            num_places,
+            self.length,
+        )
+        assert batch.attention_mask.any(axis=-1).all()
+        for b, start in enumerate(batch.write_index):
+            assert 0 <= start <= self.length - num_places, (start, num_places, self.length)
+            self.keys[batch.first + b, start : start + num_places] = batch.input_ids[
+                batch.row_index[b]
+            ]
+        if number in self.fail_at:
+            raise DecoderFailed(f"pass {number} was told to fail")
+        return np.stack([self._row(batch, row) for row in batch.output_rows])
+
+    def _row(self, batch: Batch, row: int) -> np.ndarray:
+        b, place = divmod(int(batch.flat_index[row]), batch.row_index.shape[1])
+        seen = self.keys[batch.first + b][batch.attention_mask[b, 0, place]]
+        logits = logits_after(seen)
+        if self._unstable is not None and self._unstable(batch):
+            logits = np.nextafter(logits, np.float32(9))
+        return logits
+
+    def resize(self, length: int, kept: Sequence[int]) -> None:
+        old, self.keys = self.keys, np.full((self.num_slots, length), EMPTY)
+        for slot, count in enumerate(kept):
+            assert count <= length
+            self.keys[slot, :count] = old[slot, :count]
+        self.length = length
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert source != target
+        self.keys[target, :length] = self.keys[source, :length]
+        self.num_copied += length
