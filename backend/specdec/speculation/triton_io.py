@@ -119,17 +119,11 @@ class Outbox:
 
     def _send(self, client: Client, item: Arrays | SpecdecError, final: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        if isinstance(item, SpecdecError):
-            error = pb_utils.TritonError(str(item), _status(item))
-            response = pb_utils.InferenceResponse(output_tensors=[], error=error)
-        else:
-            tensors = [pb_utils.Tensor(name, array) for name, array in item.items()]
-            response = pb_utils.InferenceResponse(output_tensors=tensors)
         try:
-            client.sender.send(response, flags=flags)
-        except Exception as error:
+            client.sender.send(_response(item), flags=flags)
+        except Exception:
+            logger.exception("sending a response failed")
             client.cancelled = True
-            logger.warning("sending a response failed: %s", error)
             if final:  # the flag must go out whatever happened to the body
                 with contextlib.suppress(Exception):
                     client.sender.send(flags=flags)
@@ -137,13 +131,21 @@ class Outbox:
             self._open.discard(client)
 
 
-def _status(error: SpecdecError) -> int:
+def _response(item: Arrays | SpecdecError) -> Any:
+    if isinstance(item, SpecdecError):
+        error = pb_utils.TritonError(str(item), _status(item))
+        return pb_utils.InferenceResponse(output_tensors=[], error=error)
+    tensors = [pb_utils.Tensor(name, array) for name, array in item.items()]
+    return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def _status(error: SpecdecError) -> Any:
     codes = {
         InvalidRequest: pb_utils.TritonError.INVALID_ARG,
         Overloaded: pb_utils.TritonError.UNAVAILABLE,
         Cancelled: pb_utils.TritonError.CANCELLED,
     }
-    return int(codes.get(type(error), pb_utils.TritonError.INTERNAL))
+    return codes.get(type(error), pb_utils.TritonError.INTERNAL)
 
 
 class MetricsPublisher:
