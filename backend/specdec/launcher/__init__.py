@@ -1,0 +1,1 @@
+"""Start the tritonserver that nvidia-pytriton carries, for machines without Docker."""

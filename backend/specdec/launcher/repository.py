@@ -1,0 +1,142 @@
+"""The served model repository: configs from the project's, weights from exported artifacts.
+
+models/speculative/{config.pbtxt, 1/model.py}     copied
+models/ensemble/{config.pbtxt, 1/}
+models/target/{config.pbtxt, 1/model.onnx ...}    linked to the artifact's files
+models/draft/...                                  only when there is a draft
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdec.artifact import FILE, Artifact
+from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
+from specdec.errors import InvalidArtifact, InvalidConfig
+
+CONFIG = "config.pbtxt"
+SPECULATIVE, ENSEMBLE, TARGET, DRAFT = "speculative", "ensemble", "target", "draft"
+
+_EXAMPLE = {TARGET: "smollm2", DRAFT: "DIRECTORY"}  # what to export when nothing is
+
+Parameters = Mapping[str, Mapping[str, str]]  # model name -> parameter -> value
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What to serve. Directories are those `specdec export` writes: DIR/1/specdec.json."""
+
+    source: Path  # the project's model_repository
+    target: Path | None = None  # default: source/target
+    draft: Path | None = None  # default: source/draft when it holds an artifact
+    parameters: Parameters = field(default_factory=dict)  # overrides by model
+    decoder_parameters: Mapping[str, str] = field(default_factory=dict)  # of target and draft
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What is served; configs are read as the models will read them, to fail early."""
+
+    target: Artifact
+    draft: Artifact | None
+    config: SpeculativeConfig
+
+
+def compose(models: Models, destination: Path) -> Composed:
+    """Write the repository.
+
+    Raises:
+        InvalidConfig: the source is not a model repository, or a parameter or model is unknown.
+        InvalidArtifact: the target, or a draft that was asked for, is not exported.
+    """
+    target_dir = models.target or models.source / TARGET
+    draft_dir = models.draft or models.source / DRAFT
+    target = _read_artifact(target_dir, TARGET)
+    has_draft = models.draft is not None or _has_artifact(draft_dir)
+    draft = _read_artifact(draft_dir, DRAFT) if has_draft else None
+    served = [SPECULATIVE, ENSEMBLE, TARGET] + ([DRAFT] if draft else [])
+    if unknown := sorted(set(models.parameters) - set(served)):
+        raise InvalidConfig(f"no model {unknown[0]!r} is served: there are {', '.join(served)}")
+    shared = {TARGET: models.decoder_parameters, DRAFT: models.decoder_parameters}
+    shared[SPECULATIVE] = {"draft_model_name": DRAFT if draft else ""}
+    parameters = {x: {**shared.get(x, {}), **models.parameters.get(x, {})} for x in served}
+
+    final = _write_model(models.source / SPECULATIVE, destination, parameters[SPECULATIVE])
+    _write_model(models.source / ENSEMBLE, destination, parameters[ENSEMBLE])
+    _write_decoder(target_dir, TARGET, models.source, destination, parameters[TARGET])
+    if draft:
+        _write_decoder(draft_dir, DRAFT, models.source, destination, parameters[DRAFT])
+    return Composed(target, draft, from_parameters(SpeculativeConfig, final))
+
+
+def _has_artifact(directory: Path) -> bool:
+    return (directory / "1" / FILE).is_file()
+
+
+def _read_artifact(directory: Path, kind: str) -> Artifact:
+    if not _has_artifact(directory):
+        raise InvalidArtifact(
+            f"no exported {kind} in {directory} (1/{FILE} is missing): "
+            f"run `specdec export {kind} --model {_EXAMPLE[kind]}`, or name one with --{kind}"
+        )
+    return Artifact.read(directory / "1")
+
+
+def _write_model(source: Path, destination: Path, parameters: Mapping[str, str]) -> dict[str, str]:
+    """Copy a model of the project; returns its final parameters."""
+    version = destination / source.name / "1"
+    version.mkdir(parents=True)
+    final = _write_config(source / CONFIG, source.name, destination, parameters)
+    for path in sorted((source / "1").glob("*.py")):
+        shutil.copy2(path, version / path.name)
+    return final
+
+
+def _write_decoder(
+    artifact: Path, name: str, source: Path, destination: Path, parameters: Mapping[str, str]
+) -> None:
+    version = destination / name / "1"
+    version.mkdir(parents=True)
+    own = artifact / CONFIG
+    path = own if own.is_file() else source / name / CONFIG
+    from_parameters(DecoderConfig, _write_config(path, name, destination, parameters))
+    for file in (artifact / "1").iterdir():
+        if not file.name.startswith("."):
+            (version / file.name).symlink_to(file.resolve())
+
+
+def _write_config(
+    path: Path, name: str, destination: Path, parameters: Mapping[str, str]
+) -> dict[str, str]:
+    from google.protobuf import text_format
+
+    config = read_config(path)
+    config.name = name
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    (destination / name / CONFIG).write_text(text_format.MessageToString(config))
+    return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def read_config(path: Path) -> Any:
+    """A ModelConfig message.
+
+    Raises:
+        InvalidConfig: the file is missing or is not a model configuration; names file and line.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    if not path.is_file():
+        raise InvalidConfig(
+            f"{path} is missing: run in the project's directory, or name its model_repository "
+            "with --model-repository"
+        )
+    try:
+        return text_format.Parse(path.read_text(), ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} is not a model configuration: {error}") from None

@@ -1,0 +1,99 @@
+import pytest
+
+from specdec.errors import InvalidArtifact, InvalidConfig
+from specdec.launcher.repository import Models, compose, read_config
+from support.trivial_repository import write_artifact, write_repository
+
+
+@pytest.fixture
+def source(tmp_path):
+    repository = write_repository(tmp_path / "source")
+    write_artifact(repository / "target")
+    return repository
+
+
+def parameters(path):
+    return {k: v.string_value for k, v in read_config(path / "config.pbtxt").parameters.items()}
+
+
+def test_target_only(source, tmp_path):
+    out = tmp_path / "out"
+    composed = compose(Models(source), out)
+    assert sorted(p.name for p in out.iterdir()) == ["ensemble", "speculative", "target"]
+    assert (out / "ensemble" / "1").is_dir()
+    assert (out / "speculative" / "1" / "model.py").is_file()
+    assert (out / "target" / "1" / "model.onnx").read_bytes() == b"graph"
+    assert (out / "target" / "1" / "model.onnx").is_symlink()
+    assert composed.draft is None
+    assert composed.target.source == "tiny"
+    assert parameters(out / "speculative") == {"draft_model_name": ""}
+
+
+def test_a_draft_is_served_when_it_is_there(source, tmp_path):
+    write_artifact(source / "draft", source="tinier")
+    composed = compose(Models(source), tmp_path / "out")
+    assert composed.draft.source == "tinier"
+    assert composed.config.draft_model_name == "draft"
+    assert (tmp_path / "out" / "draft" / "1" / "specdec.json").is_file()
+
+
+def test_artifacts_from_elsewhere_are_served_under_our_names(source, tmp_path):
+    elsewhere = write_artifact(tmp_path / "big", source="big")
+    (elsewhere / "config.pbtxt").write_text(
+        'name: "big" backend: "specdec" parameters { key: "num_threads" '
+        'value { string_value: "3" } }'
+    )
+    compose(Models(source, target=elsewhere, draft=elsewhere), tmp_path / "out")
+    for name in ("target", "draft"):
+        config = read_config(tmp_path / "out" / name / "config.pbtxt")
+        assert (config.name, config.backend) == (name, "specdec")
+        assert config.parameters["num_threads"].string_value == "3"
+
+
+def test_parameters_override_the_config(source, tmp_path):
+    write_artifact(source / "draft")
+    models = Models(
+        source,
+        parameters={"speculative": {"max_waiting": "7"}, "draft": {"max_sequences": "2"}},
+        decoder_parameters={"max_sequences": "5", "num_threads": "1"},
+    )
+    composed = compose(models, tmp_path / "out")
+    assert composed.config.max_waiting == 7
+    assert parameters(tmp_path / "out" / "target") == {"max_sequences": "5", "num_threads": "1"}
+    assert parameters(tmp_path / "out" / "draft") == {"max_sequences": "2", "num_threads": "1"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"speculative": {"nonsense": "1"}}, "unknown parameter 'nonsense'"),
+        ({"speculative": {"num_draft_tokens": "99"}}, "num_draft_tokens is 99: allowed are 0 to"),
+        ({"target": {"max_sequences": "many"}}, "max_sequences is 'many': expected int"),
+        ({"draft": {"max_sequences": "1"}}, "no model 'draft' is served: there are speculative"),
+    ],
+)
+def test_bad_parameters(source, tmp_path, overrides, message):
+    with pytest.raises(InvalidConfig, match=message):
+        compose(Models(source, parameters=overrides), tmp_path / "out")
+
+
+def test_no_target(tmp_path):
+    source = write_repository(tmp_path / "source")
+    with pytest.raises(InvalidArtifact, match="run `specdec export target --model smollm2`"):
+        compose(Models(source), tmp_path / "out")
+
+
+def test_a_draft_that_was_asked_for_must_exist(source, tmp_path):
+    with pytest.raises(InvalidArtifact, match=r"no exported draft in .*nowhere"):
+        compose(Models(source, draft=tmp_path / "nowhere"), tmp_path / "out")
+
+
+def test_no_repository(source, tmp_path):
+    with pytest.raises(InvalidConfig, match=r"speculative/config.pbtxt is missing"):
+        compose(Models(tmp_path, target=source / "target"), tmp_path / "out")
+
+
+def test_a_broken_config_is_named_with_its_line(source, tmp_path):
+    (source / "speculative" / "config.pbtxt").write_text('backend: "python"\nfoo: 1\n')
+    with pytest.raises(InvalidConfig, match=r"config.pbtxt is not a model configuration: 2:1"):
+        compose(Models(source), tmp_path / "out")
