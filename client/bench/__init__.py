@@ -1,0 +1,1 @@
+"""`specdec bench`: what speculation gains on a running server, and where the time goes."""

@@ -1,0 +1,122 @@
+"""`specdec bench`: its options. What they set in motion is in `session`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec.client.console import default_url
+from specdec.client.errors import RequestRejected
+
+
+def _what(*names: str, **settings: Any) -> typer.models.OptionInfo:
+    return _option("What is asked", names, settings)
+
+
+def _how(*names: str, **settings: Any) -> typer.models.OptionInfo:
+    return _option("What is measured", names, settings)
+
+
+def _where(*names: str, **settings: Any) -> typer.models.OptionInfo:
+    return _option("Where", names, settings)
+
+
+def _output(*names: str, **settings: Any) -> typer.models.OptionInfo:
+    return _option("Output", names, settings)
+
+
+def _option(
+    panel: str, names: tuple[str, ...], settings: dict[str, Any]
+) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(*names, rich_help_panel=panel, **settings)
+    return option
+
+
+_PROMPTS = """JSONL with {category, prompt}, or in the form of Spec-Bench, HumanEval or GSM8K; may
+be repeated [dim](default: a built-in set)[/]."""
+_VARIANT = "Compare this too, beside K=0 and the server's default; may be repeated."
+_BARE = "The target's exported model: compare with its bare graph, run on this machine."
+_KEEP_CACHE = """Leave the server's prefix cache alone. It is filled with other text before every
+request otherwise, so that each one pays for its prompt."""
+
+
+def bench(
+    *,
+    prompts: Annotated[list[Path] | None, _what(metavar="FILE", help=_PROMPTS)] = None,
+    per_category: Annotated[int | None, _what(min=1, help="Evenly spaced picks of each.")] = None,
+    max_tokens: Annotated[int, _what("--max-tokens", "-n", min=2)] = 128,
+    temperature: Annotated[float, _what(min=0.0, help="0: greedy; else a seed per prompt.")] = 0.0,
+    raw: Annotated[bool, _what("--raw", help="No chat template.")] = False,
+    variant: Annotated[list[str] | None, _how(metavar="DRAFTER[:K]", help=_VARIANT)] = None,
+    repeats: Annotated[int, _how(min=1, help="Of every prompt and variant.")] = 1,
+    concurrency: Annotated[
+        str | None, _how(metavar="N,N,...", help="Then so many requests at once: 1,4,16.")
+    ] = None,
+    load_prompts: Annotated[int, _how(min=1, help="Prompts that --concurrency uses.")] = 12,
+    arrival: Annotated[
+        bool, _how("--arrival", help="Then TTFT of requests that arrive while 4 decode.")
+    ] = False,
+    bare: Annotated[Path | None, _how(metavar="DIR", help=_BARE)] = None,
+    keep_cache: Annotated[bool, _how("--keep-cache", help=_KEEP_CACHE)] = False,
+    url: Annotated[
+        str | None, _where(help="Host and gRPC port.", show_default="127.0.0.1:8001")
+    ] = None,
+    model: Annotated[str, _where(help="Served model.")] = "speculative",
+    metrics_url: Annotated[
+        str | None, _where(help="Its metrics.", show_default="http://127.0.0.1:8002/metrics")
+    ] = None,
+    timeout: Annotated[float, _where(min=1.0, help="Seconds for one answer.")] = 600.0,
+    json_file: Annotated[
+        Path | None, _output("--json", metavar="FILE", help="Everything, every request too.")
+    ] = None,
+    plot: Annotated[
+        Path | None, _output(metavar="FILE.png", help="Speed-up by category; needs matplotlib.")
+    ] = None,
+) -> None:
+    """Measure what speculation gains on a running server, and where the time goes.
+
+    Every prompt is answered with K=0, with the server's default and with each --variant, in
+    turns, and all answers are compared. Ctrl-C prints what there is so far.
+    """
+    from specdec.client.bench.output import check_can_plot, check_writable
+    from specdec.client.bench.session import Options, run_session
+
+    if bare is not None and temperature > 0:
+        raise RequestRejected("--bare is a greedy loop: leave out --temperature")
+    check_writable([json_file, plot])
+    if plot is not None:
+        check_can_plot()
+    run_session(
+        Options(
+            prompts=tuple(prompts or ()),
+            per_category=per_category,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            raw=raw,
+            variants=tuple(variant or ()),
+            repeats=repeats,
+            concurrency=parse_concurrency(concurrency),
+            load_prompts=load_prompts,
+            arrival=arrival,
+            bare=bare,
+            keep_cache=keep_cache,
+            url=url or default_url(),
+            model=model,
+            metrics_url=metrics_url,
+            timeout=timeout,
+            json_file=json_file,
+            plot=plot,
+        )
+    )
+
+
+def parse_concurrency(text: str | None) -> tuple[int, ...]:
+    """`1,4,16` -> (1, 4, 16), each once. Raises `RequestRejected`."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 1 <= int(p) <= 1024 for p in parts):
+        raise RequestRejected(f"--concurrency {text!r}: expected numbers from 1 to 1024, as 1,4,16")
+    return tuple(dict.fromkeys(int(p) for p in parts))

@@ -1,0 +1,239 @@
+"""Sends requests and times them: one at a time, or many at once.
+
+Knows the client and the server's counters; knows nothing of tables or of what is compared.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from specdec.client.bench.metrics import Scraper
+from specdec.client.bench.records import Level, Prompt, Record, Variant, Work
+from specdec.client.client import ChunkStream, SpecdecClient
+from specdec.client.errors import RequestCancelled, StreamBroken
+from specdec.client.results import Chunk
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The same for every request of a run."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    raw: bool = False  # no chat template
+    timeout: float | None = 600.0
+    clears_cache: bool = True  # before every request that runs alone
+    num_slots: int = 16  # sequences the server's prefix cache holds
+
+
+def seed_of(prompt: Prompt) -> int:
+    """The same for every variant, another one for every prompt."""
+    return zlib.crc32(prompt.text.encode())
+
+
+class Driver:
+    """Runs requests; its methods raise what the client raises."""
+
+    def __init__(
+        self, client: SpecdecClient, settings: Settings, scraper: Scraper | None = None
+    ) -> None:
+        """Without `scraper`, records say nothing of the server's own counts."""
+        self._client = client
+        self.settings = settings
+        self._scraper = scraper
+        self._streams: set[ChunkStream] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def source(self, prompt: Prompt) -> dict[str, Any]:
+        if self.settings.raw:
+            return {"prompt": prompt.text}
+        return {"messages": [{"role": "user", "content": prompt.text}]}
+
+    def request(
+        self,
+        prompt: Prompt,
+        variant: Variant,
+        *,
+        repeat: int = 0,
+        on_chunk: Callable[[float], None] = lambda now: None,
+        **options: Any,
+    ) -> Record:
+        """One request to its end.
+
+        Args:
+            repeat: noted in the record.
+            on_chunk: told the time of every chunk with tokens.
+            options: of the request; they go before the variant's and the settings'.
+        """
+        asked = {
+            "max_tokens": self.settings.max_tokens,
+            "temperature": self.settings.temperature,
+            "seed": seed_of(prompt),
+            **variant.options,
+            **options,
+        }
+        chunks: list[tuple[float, Chunk]] = []
+        started = time.perf_counter()
+        stream = self._client.stream(**self.source(prompt), timeout=self.settings.timeout, **asked)
+        self._register(stream)
+        try:
+            with stream:
+                for chunk in stream:
+                    now = time.perf_counter()
+                    chunks.append((now - started, chunk))
+                    if chunk.token_ids:
+                        on_chunk(now)
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+        return _record(prompt, variant, repeat, started, chunks)
+
+    def measured(
+        self, prompt: Prompt, variant: Variant, *, repeat: int = 0, **options: Any
+    ) -> Record:
+        """One request alone on the server, with what the server counted for it."""
+        if self.settings.clears_cache:
+            self.clear_cache(variant)
+        record, work = self.counted(
+            lambda: self.request(prompt, variant, repeat=repeat, **options), 1
+        )
+        return replace(record, work=work)
+
+    def counted(self, run: Callable[[], T], num_requests: int) -> tuple[T, Work | None]:
+        """(what `run` returns, what the server counted for its `num_requests` requests)."""
+        if self._scraper is None:
+            return run(), None
+        before = self._scraper.read()
+        result = run()
+        return result, self._scraper.after(before, num_requests)
+
+    def clear_cache(self, variant: Variant) -> None:
+        """Fill every slot of the prefix cache with a few tokens that are nobody's prompt.
+
+        A prompt that was just answered would otherwise cost its next variant no prefill. A draft
+        model has a cache of its own, which only requests that draft can fill.
+        """
+        options: dict[str, Any] = {"max_tokens": 1, "num_draft_tokens": 0}
+        if variant.uses_draft_model and not variant.is_plain:
+            options = {**variant.options, "max_tokens": 3, "min_tokens": 3, "num_draft_tokens": 1}
+        count = self.settings.num_slots
+
+        def fill(_: int) -> None:
+            word = "".join(random.choices(string.ascii_lowercase, k=8))
+            self._client.generate(word, timeout=self.settings.timeout, **options)
+
+        def fill_all() -> None:
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(fill, range(count)))
+
+        self.counted(fill_all, count)
+
+    def closed_loop(
+        self,
+        jobs: Sequence[tuple[Prompt, int]],
+        variant: Variant,
+        concurrency: int,
+        *,
+        on_done: Callable[[], None] = lambda: None,
+    ) -> Level:
+        """Answer all jobs, (prompt, repeat) each, with `concurrency` requests in flight."""
+        records, work = self.counted(
+            lambda: self._run_jobs(jobs, variant, concurrency, on_done), len(jobs)
+        )
+        return Level(variant.name, concurrency, tuple(records), work)
+
+    def _run_jobs(
+        self,
+        jobs: Sequence[tuple[Prompt, int]],
+        variant: Variant,
+        concurrency: int,
+        on_done: Callable[[], None],
+    ) -> list[Record]:
+        left = list(reversed(jobs))
+        records: list[Record] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            while not (errors or self._stopped):
+                try:
+                    prompt, repeat = left.pop()
+                except IndexError:
+                    return
+                try:
+                    records.append(self.request(prompt, variant, repeat=repeat))
+                except BaseException as error:
+                    errors.append(error)
+                    return
+                on_done()
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            self.close_streams()
+            raise errors[0]
+        return records
+
+    def close_streams(self) -> None:
+        """Cancel what is in flight."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def stop(self) -> None:
+        """Cancel what is in flight and start nothing more; any thread may call it."""
+        with self._lock:
+            self._stopped = True
+        self.close_streams()
+
+    def _register(self, stream: ChunkStream) -> None:
+        with self._lock:
+            self._streams.add(stream)
+            stopped = self._stopped
+        if stopped:
+            stream.close()
+
+
+def _record(
+    prompt: Prompt,
+    variant: Variant,
+    repeat: int,
+    started: float,
+    chunks: Sequence[tuple[float, Chunk]],
+) -> Record:
+    """Raises `RequestCancelled`, `StreamBroken`: the answer is not whole."""
+    stats = chunks[-1][1].stats if chunks else None
+    if stats is None:
+        raise RequestCancelled("the request was cancelled before it was complete")
+    emitted = [(seconds, len(chunk.token_ids)) for seconds, chunk in chunks if chunk.token_ids]
+    if not emitted:
+        raise StreamBroken(f"the answer to {prompt.name} has no tokens")
+    return Record(
+        prompt=prompt.name,
+        category=prompt.category,
+        variant=variant.name,
+        repeat=repeat,
+        token_ids=tuple(t for _, chunk in chunks for t in chunk.token_ids),
+        finish_reason=chunks[-1][1].finish_reason or "",
+        num_input_tokens=stats.num_input_tokens,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        num_target_passes=stats.num_target_passes,
+        started_at=started,
+        chunk_seconds=tuple(seconds for seconds, _ in emitted),
+        chunk_tokens=tuple(count for _, count in emitted),
+    )
