@@ -95,6 +95,7 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     from_draft: tuple[bool, ...]  # per token: it came from a drafter
+    text_lengths: tuple[int, ...] = ()  # per token: how many characters of `text` it released
     finish_reason: FinishReason | None = None
 
 

@@ -41,7 +41,9 @@ class Progress:
 
 def chunk(text, ids, reason=None, from_draft=None):
     flags = (False,) * len(ids) if from_draft is None else from_draft
-    return Chunk(text, tuple(ids), tuple(-float(i) for i in ids), tuple(flags), reason)
+    lengths = (len(text), *(0 for _ in ids))[: len(ids)]
+    logprobs = tuple(-float(i) for i in ids)
+    return Chunk(text, tuple(ids), logprobs, tuple(flags), lengths, reason)
 
 
 def responder(**inputs):
@@ -152,7 +154,7 @@ def test_no_drafts_is_a_rate_of_zero_not_nan():
 
 def test_a_probability_of_zero_stays_a_json_number():
     stream = responder(stream=True, return_log_probs=True)
-    lost = Chunk("x", (5,), (-float("inf"),), (False,), None)
+    lost = Chunk("x", (5,), (-float("inf"),), (False,), (1,), None)
     for _ in range(2):
         response = stream.add(0, Progress(), lost)
         assert np.isfinite(response["output_log_probs"]).all()
@@ -187,18 +189,12 @@ def test_a_stream_adds_up_to_the_body(deltas):
     assert (
         sum(r["num_output_tokens"].item() for r in responses) == whole["num_output_tokens"].item()
     )
-    for name in ("output_ids", "from_draft", "output_log_probs"):
+    per_token = {"output_ids", "from_draft", "output_log_probs", "text_lengths"}
+    for name in per_token:
         joined = np.concatenate([r[name] for r in responses], axis=-1)
         np.testing.assert_array_equal(joined, whole[name])
     last = responses[-1]
-    for name in (
-        set(last)
-        - {"text_output", "num_output_tokens", "output_ids"}
-        - {
-            "from_draft",
-            "output_log_probs",
-        }
-    ):
+    for name in set(last) - {"text_output", "num_output_tokens"} - per_token:
         np.testing.assert_array_equal(last[name], whole[name])
 
 

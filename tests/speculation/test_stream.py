@@ -297,6 +297,9 @@ def check_all_groupings(tokenizer, ids, cuts, options):
         assert text_stream.num_output_tokens == len(expected[1])
         for chunk in chunks:
             assert len(chunk.token_ids) == len(chunk.logprobs) == len(chunk.from_draft)
+            if chunk.token_ids:
+                assert len(chunk.text_lengths) == len(chunk.token_ids)
+                assert sum(chunk.text_lengths) == len(chunk.text)
         assert all(chunk.finish_reason is None for chunk in chunks[:-1])
 
 

@@ -113,6 +113,7 @@ OUTPUTS: tuple[Field, ...] = (
     Field("output_log_probs", "FP32", (-1, -1)),
     Field("output_ids", "INT32", _ANY),
     Field("from_draft", "BOOL", _ANY),
+    Field("text_lengths", "INT32", _ANY),
     Field("context_logits", "FP32", (-1, -1)),  # never sent: asking for it is refused
     Field("generation_logits", "FP32", (-1, -1, -1)),  # never sent: asking for it is refused
     Field("batch_index", "INT32", _ONE),

@@ -42,6 +42,7 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
+    text_lengths: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     progress: Progress | None = None  # once the prompt has ended
 
@@ -50,6 +51,7 @@ class _Row:
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.from_draft += chunk.from_draft
+        self.text_lengths += chunk.text_lengths
         self.finish_reason = chunk.finish_reason
         if chunk.finish_reason is not None:
             self.progress = progress
@@ -111,6 +113,7 @@ class Responder:
             ids = [row.token_ids for row in rows]
             outputs["output_ids"] = _matrix(ids, np.int32, options.pad_id)
             outputs["from_draft"] = _matrix([row.from_draft for row in rows], np.bool_, False)
+            outputs["text_lengths"] = _matrix([row.text_lengths for row in rows], np.int32, 0)
         ended = [row.progress for row in rows if row.progress is not None]
         if options.return_perf_metrics and len(ended) == len(rows):
             outputs |= self._render_metrics(rows, ended)

@@ -122,6 +122,7 @@ class TextStream:
             tuple(token_ids[:kept]),
             tuple(logprobs[:kept]),
             tuple(from_draft[:kept]),
+            tuple(map(len, texts)),
             self.finish_reason,
         )
 
@@ -129,7 +130,7 @@ class TextStream:
         """End the sequence from outside (cancelled): release what was held back."""
         assert self.finish_reason is None, f"finish after {self.finish_reason!r}"
         self.finish_reason = reason
-        return Chunk(self._flush(), (), (), (), reason)
+        return Chunk(self._flush(), (), (), (), finish_reason=reason)
 
     def _take(self, token_id: int) -> str:
         """Count one token and return the text that it makes certain."""
