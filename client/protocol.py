@@ -167,10 +167,10 @@ class ResponseReader:
         """The message's chunk; None when it carries only the final flag.
 
         Raises:
-            ServerFailed, StreamBroken
+            RequestRejected, ServerUnavailable, StreamBroken
         """
         if message.error_message:
-            raise ServerFailed(short(message.error_message))
+            raise _refusal(short(message.error_message))
         self.started = True
         response = message.infer_response
         chunk = self._chunk(InferResult(response)) if response.outputs else None
@@ -249,6 +249,13 @@ def to_error(error: grpc.RpcError, url: str, *, started: bool) -> ClientError:
             return ServerUnavailable(f"no server answers at {url}: is `specdec serve` running?")
         return ServerUnavailable(f"{url}: {details}")
     return RequestRejected(details) if code in _REJECTED else ServerFailed(details or str(code))
+
+
+def _refusal(message: str) -> ClientError:
+    """An error inside the stream: Triton itself refused the request before a model saw it."""
+    if "not ready" in message or "no available versions" in message:
+        return ServerUnavailable(message)
+    return RequestRejected(message)
 
 
 def short(message: str) -> str:

@@ -132,7 +132,7 @@ def _wait_ready(launched: Launched) -> None:
 
 
 def _print_ready(launched: Launched, seconds: float) -> None:
-    from rich.table import Table
+    from rich.markup import escape
 
     from specdec.client.console import OUT
     from specdec.launcher.ports import DEFAULT_PORTS
@@ -140,23 +140,23 @@ def _print_ready(launched: Launched, seconds: float) -> None:
     server, models = launched
     ports = server.ports
     config = models.config
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    grid.add_row("target", _describe(models.target))
-    if models.draft:
-        grid.add_row("draft", _describe(models.draft))
-    grid.add_row("drafter", f"{config.drafter}, {config.num_draft_tokens} draft tokens")
-    grid.add_row("http", f"http://127.0.0.1:{ports.http}")
-    grid.add_row("grpc", f"127.0.0.1:{ports.grpc}")
-    grid.add_row("metrics", f"http://127.0.0.1:{ports.metrics}/metrics")
-    grid.add_row("log", str(server.log))
-    body = '{"text_input": "The sky is", "max_tokens": 32}'
     address = f"127.0.0.1:{ports.http}/v2/models/speculative/generate"
-    grid.add_row("curl", f"curl -s {address} -d '{body}'")
-    url = "" if ports.grpc == DEFAULT_PORTS.grpc else f" --url 127.0.0.1:{ports.grpc}"
+    body = '{"text_input": "The sky is", "max_tokens": 32}'
+    rows = {
+        "target": _describe(models.target),
+        "draft": _describe(models.draft) if models.draft else "",
+        "drafter": f"{config.drafter}, {config.num_draft_tokens} draft tokens",
+        "http": f"http://127.0.0.1:{ports.http}",
+        "grpc": f"127.0.0.1:{ports.grpc}",
+        "metrics": f"http://127.0.0.1:{ports.metrics}/metrics",
+        "log": str(server.log),
+        "curl": f"curl -s {address} -d '{body}'",
+    }
     OUT.print(f"[bold]specdec {__version__}[/]")
-    OUT.print(grid)
+    for name, text in rows.items():
+        if text:
+            OUT.print(f"[dim]{name:<9}[/]{escape(text)}")
+    url = "" if ports.grpc == DEFAULT_PORTS.grpc else f" --url 127.0.0.1:{ports.grpc}"
     OUT.print(
         f"[bold green]ready[/] in {seconds:.1f} s, Ctrl-C stops it. Try: "
         f'[bold cyan]{_command()} generate{url} "Why is the sky blue?"[/]'
@@ -164,15 +164,13 @@ def _print_ready(launched: Launched, seconds: float) -> None:
 
 
 def _describe(artifact: Artifact) -> str:
-    from rich.markup import escape
-
-    return f"{escape(artifact.source)} [dim]· {artifact.architecture} · {artifact.precision}[/]"
+    return f"{artifact.source} · {artifact.architecture} · {artifact.precision}"
 
 
 def _command() -> str:
     """How this very command is called from here: it may stand in a virtual environment."""
-    script, here = Path(sys.argv[0]).resolve(), Path.cwd()
+    script, here = Path(sys.argv[0]).absolute(), Path.cwd()
     found = shutil.which("specdec")
-    if found and Path(found).resolve() == script:
+    if found and Path(found).absolute() == script:
         return "specdec"
     return str(script.relative_to(here) if script.is_relative_to(here) else script)

@@ -2,7 +2,7 @@
 
 import grpc
 
-from support.fake_service import chunk, final, tokens
+from support.fake_service import Message, chunk, final, tokens
 
 
 def hello(call):
@@ -59,10 +59,15 @@ def bad_flags(call):
     yield chunk("x", output_ids=[1, 2], from_draft=[True])
 
 
-def error_message(call):
-    message = final()
-    message.error_message = "[request id: <id_unknown>] the target failed"
-    yield message
+def refuses(text):
+    """What Triton itself says of a request that no model gets to see."""
+
+    def script(call):
+        message = Message()
+        message.error_message = f"[request id: <id_unknown>] {text}"
+        yield message
+
+    return script
 
 
 def aborts(code, details, *, after=0):
@@ -83,7 +88,8 @@ SCRIPTS = {
     "ends_early": ends_early,
     "only_final": only_final,
     "bad_flags": bad_flags,
-    "error_message": error_message,
+    "undeclared": refuses("unexpected inference input 'x' for model 'm'"),
+    "unloaded": refuses("Request for unknown model: 'm' has no available versions"),
     "rejects": aborts(
         grpc.StatusCode.INVALID_ARGUMENT, "[request id: a] max_tokens is 0: allowed are 1 to 9"
     ),
@@ -101,7 +107,8 @@ ERRORS = [
     ("unknown", "RequestRejected", "unknown model"),
     ("full", "ServerUnavailable", "128 requests are waiting"),
     ("fails", "ServerFailed", "^the target failed$"),
-    ("error_message", "ServerFailed", "^the target failed$"),
+    ("undeclared", "RequestRejected", "^unexpected inference input 'x'"),
+    ("unloaded", "ServerUnavailable", "no available versions"),
     ("dies", "StreamBroken", "broke: Socket closed"),
     ("cancels", "RequestCancelled", "going away"),
     ("ends_early", "StreamBroken", "before the answer was complete"),
