@@ -46,6 +46,7 @@ class SpeculativeConfig:
     draft_artifact_dir: str = ""
     drafter: str = "ngram"  # the default; a request may choose another
     num_draft_tokens: int = 8  # the default; a request may choose another
+    adaptive: bool = True  # fewer than that where they do not pay; a request may choose
     max_draft_tokens: int = 16  # cap on what a request may ask
     max_running: int = 16  # also capped by the target's slots
     max_waiting: int = 128
@@ -75,9 +76,17 @@ def from_parameters(kind: type[C], parameters: Mapping[str, str]) -> C:
             raise InvalidConfig(f"unknown parameter {name!r}: known are {', '.join(sorted(known))}")
         if "${" in text:
             raise InvalidConfig(f"parameter {name} still holds a template: {text!r}")
-        try:
-            values[name] = type(known[name])(text)
-        except ValueError:
-            wanted = type(known[name]).__name__
-            raise InvalidConfig(f"parameter {name} is {text!r}: expected {wanted}") from None
+        values[name] = _value(name, text, type(known[name]))
     return kind(**values)
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InvalidConfig(f"parameter {name} is {text!r}: expected true or false")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = kind.__name__
+        raise InvalidConfig(f"parameter {name} is {text!r}: expected {wanted}") from None

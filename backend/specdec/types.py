@@ -44,6 +44,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_words: tuple[str, ...] = ()
     num_draft_tokens: int | None = None  # None: the server's default; 0: no speculation
+    adaptive: bool | None = None  # False: exactly that many; None: the server's default
     drafter: str | None = None  # None: the server's default
 
 
@@ -74,6 +75,7 @@ class Proposal(NamedTuple):
     """Draft tokens for one sequence in one step; empty means plain decoding."""
 
     token_ids: tuple[int, ...] = ()  # [num_draft_tokens]
+    omen: int = 0  # how good it looks to its drafter; proposals of equal omen are judged together
 
 
 class Verdict(NamedTuple):
@@ -125,6 +127,14 @@ class ExtendResult(NamedTuple):
     compute_seconds: float  # inside the decoder, sampling included
 
 
+class PassCost(NamedTuple):
+    """One measured pass: `num_rows` rows spread over `num_sequences` sequences."""
+
+    num_sequences: int
+    num_rows: int
+    seconds: float
+
+
 class DecoderInfo(NamedTuple):
     """What a decoder says of itself once it is loaded."""
 
@@ -134,6 +144,7 @@ class DecoderInfo(NamedTuple):
     exactness: Literal["bitwise", "distribution"]
     min_rows: int  # rows every pass is padded to, found by the load-time probe
     precision: str
+    costs: tuple[PassCost, ...] = ()  # measured at load
 
 
 class Decoder(Protocol):

@@ -32,6 +32,7 @@ from specdec.types import (
     Extend,
     Extended,
     ExtendResult,
+    PassCost,
     SamplingParams,
 )
 
@@ -95,7 +96,9 @@ class RemoteDecoder:
         return self._transport({"operation": _text(operation), **arrays}, RESULTS[operation])
 
     def describe(self) -> DecoderInfo:
-        return DecoderInfo(**json.loads(self._call("describe")["info"][0]))
+        info = json.loads(self._call("describe")["info"][0])
+        costs = tuple(PassCost(*cost) for cost in info.pop("costs"))
+        return DecoderInfo(**info, costs=costs)
 
     def reset(self) -> None:
         self._call("reset")

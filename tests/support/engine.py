@@ -7,6 +7,8 @@ import itertools
 from specdec.config import SpeculativeConfig
 from specdec.drafters.draft_model import DraftModelDrafter
 from specdec.drafters.ngram import NgramDrafter
+from specdec.speculation.controller import Controller
+from specdec.speculation.costs import CostModel
 from specdec.speculation.engine import Engine
 from specdec.speculation.metrics import Metrics
 from specdec.speculation.sequence import Sequence
@@ -41,6 +43,7 @@ class Harness:
     """Submit prompts, step until done, look at what was called."""
 
     def __init__(self, *, target=None, **config):
+        drafter_names = ("none", "ngram", "scripted", "draft_model")
         self.target = target or ScriptedDecoder()
         self.metrics = Metrics()
         self.engine = Engine(
@@ -48,6 +51,7 @@ class Harness:
             self.target,
             max_sequences=self.target.info.max_sequences,
             metrics=self.metrics,
+            controller=Controller(CostModel.fit(()), {}, drafter_names),
         )
         self.sinks: list[RecordingSink] = []
         self._ids = itertools.count(1)

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from specdec.artifact import Artifact
+from specdec.artifact import FILE, Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder import batch
 from specdec.decoder.batch import Share
 from specdec.decoder.cache import Cache, Slot
+from specdec.decoder.costs import load_or_measure
 from specdec.decoder.probe import probe
 from specdec.decoder.runtimes import Runtime, load_runtime
 from specdec.errors import DecoderFailed
@@ -210,6 +211,13 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
         artifact, directory, num_slots=config.max_sequences, num_threads=config.threads
     )
     finding = probe(runtime, artifact)
+    costs = load_or_measure(
+        runtime,
+        artifact,
+        (directory / FILE).resolve().parent,  # a served repository may link to the artifact
+        min_rows=finding.min_rows,
+        num_threads=config.threads,
+    )
     info = DecoderInfo(
         max_sequences=config.max_sequences,
         max_sequence_length=min(config.max_sequence_length, artifact.max_position_embeddings),
@@ -217,5 +225,6 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
         exactness=finding.exactness,
         min_rows=finding.min_rows,
         precision=artifact.precision,
+        costs=costs,
     )
     return CachedDecoder(runtime, info, artifact)

@@ -47,7 +47,6 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, views: Seq[DraftView], limits: Seq[int]) -> ProposeResult:
         if self._info is None:
-            self._decoder.reset()
             self._info = self._decoder.describe()
         proposals = [Proposal()] * len(views)
         calls: dict[int, Extend] = {}  # by index of the view

@@ -14,6 +14,7 @@ from specdec.drafters.base import Drafter, DraftView, ProposeResult
 from specdec.types import Decoder, Proposal
 
 MAX_MATCH = 16  # a longer match says nothing more
+MAX_OMEN = 5  # matches at least this long are judged together
 MAX_CANDIDATES = 64  # places looked at per step: bounds the cost of text that repeats a lot
 
 
@@ -81,7 +82,7 @@ class NgramDrafter(Drafter):
             draft.append(
                 view.token_ids[end + 1 + step] if step < distance else draft[step - distance]
             )
-        return Proposal(tuple(draft))
+        return Proposal(tuple(draft), omen=min(length, MAX_OMEN))
 
     def end(self, sequence_ids: Seq[int]) -> None:
         for sequence_id in sequence_ids:

@@ -83,6 +83,7 @@ INPUTS: tuple[Field, ...] = (
     Field("guided_decoding_guide", "STRING", _ONE),
     # Speculation.
     Field("num_draft_tokens", "INT32", _ONE),
+    Field("adaptive", "BOOL", _ONE),
     Field("drafter", "STRING", _ONE),
     Field("use_draft_logits", "BOOL", _ONE),
     # What comes back, and how.

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from specdec.config import SpeculativeConfig
 from specdec.drafters.base import Drafter
 from specdec.errors import Cancelled, DecoderFailed, SpecdecError
+from specdec.speculation.controller import Controller
 from specdec.speculation.metrics import Metrics, StepTimes
 from specdec.speculation.scheduler import Scheduler
 from specdec.speculation.sequence import Sequence
@@ -33,11 +34,13 @@ class Engine:
         *,
         max_sequences: int,
         metrics: Metrics,
+        controller: Controller,
         before_pass: Callable[[], None] = lambda: None,
     ) -> None:
         """`before_pass` is called once a step, just before the target computes."""
         self._target = target
         self._metrics = metrics
+        self._controller = controller
         self._before_pass = before_pass
         self.scheduler = Scheduler(config, max_sequences)
         self._changed = threading.Condition()  # guards the waiting line and `_stopping`
@@ -79,8 +82,10 @@ class Engine:
         started = time.perf_counter()
         self._drop_cancelled()
         self._admit()
-        proposals, draft_seconds = self._propose(self.scheduler.decoding())
-        batch = self.scheduler.plan(proposals)
+        decoding = self.scheduler.decoding()
+        chunks = self.scheduler.chunks(is_busy=bool(decoding))
+        drafts, draft_seconds = self._propose(decoding, chunks)
+        batch = [*drafts, *chunks]
         if not batch:
             return
         self._before_pass()
@@ -91,12 +96,8 @@ class Engine:
             return
         for work, verdict in zip(batch, verdicts, strict=True):
             self._commit(work, verdict)
-        total = time.perf_counter() - started
-        self._metrics.step(
-            StepTimes(total, draft_seconds, verify_seconds),
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-        )
+        times = StepTimes(time.perf_counter() - started, draft_seconds, verify_seconds)
+        self._account(drafts, times, is_pure=not chunks)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -132,28 +133,52 @@ class Engine:
             if sequence.drafter and sequence.max_draft_tokens:
                 sequence.drafter.begin(sequence.view)
 
-    def _propose(self, decoding: Seq[Sequence]) -> tuple[dict[int, Proposal], float]:
-        """Ask each drafter once for all its sequences; those at limit 0 cost no draft call."""
-        groups: dict[Drafter, list[Sequence]] = {}
-        for sequence in decoding:
-            if sequence.drafter and sequence.draft_limit > 0:
-                groups.setdefault(sequence.drafter, []).append(sequence)
-        proposals: dict[int, Proposal] = {}
-        seconds = 0.0
-        for drafter, sequences in groups.items():
-            limits = [s.draft_limit for s in sequences]
-            try:
-                result = drafter.propose([s.view for s in sequences], limits)
-            except DecoderFailed as error:
-                self._degrade(drafter, sequences, str(error))
-                continue
-            seconds += result.compute_seconds
-            if result.failed:
-                self._degrade(drafter, [sequences[i] for i in result.failed], "it was refused")
-            for sequence, proposal, limit in zip(sequences, result.proposals, limits, strict=True):
-                assert len(proposal.token_ids) <= limit, (drafter.name, proposal, limit)
-                proposals[sequence.sequence_id] = proposal
-        return proposals, seconds
+    def _propose(self, decoding: Seq[Sequence], chunks: Seq[Work]) -> tuple[list[Work], float]:
+        """One row per decoding sequence, with the drafts that pay behind it.
+
+        Each drafter is asked once for all its sequences; at limit 0 it is not asked at all.
+        """
+        control = self._controller
+        candidates = [s.candidate for s in decoding]
+        others = sum(control.target.predict(1, len(chunk.token_ids)) for chunk in chunks)
+        limits = control.limits(candidates, other_seconds=others)
+        groups: dict[Drafter, list[tuple[Sequence, int]]] = {}
+        for sequence, limit in zip(decoding, limits, strict=True):
+            if sequence.drafter and limit > 0:
+                groups.setdefault(sequence.drafter, []).append((sequence, limit))
+        offers: dict[int, Proposal] = {}
+        seconds = sum(self._ask(drafter, group, offers) for drafter, group in groups.items())
+        proposals = [offers.get(s.sequence_id, Proposal()) for s in decoding]
+        kept = control.trim(candidates, proposals, other_seconds=others)
+        return [
+            Work(s, s.pending, proposal, offered=offered)
+            for s, proposal, offered in zip(decoding, kept, proposals, strict=True)
+        ], seconds
+
+    def _ask(
+        self, drafter: Drafter, group: Seq[tuple[Sequence, int]], offers: dict[int, Proposal]
+    ) -> float:
+        """One call to a drafter; fills `offers` by sequence id, returns the draft model's time."""
+        sequences = [sequence for sequence, _ in group]
+        limits = [limit for _, limit in group]
+        try:
+            result = drafter.propose([s.view for s in sequences], limits)
+        except DecoderFailed as error:
+            self._degrade(drafter, sequences, str(error))
+            return 0.0
+        for sequence, proposal, limit in zip(sequences, result.proposals, limits, strict=True):
+            assert len(proposal.token_ids) <= limit, (drafter.name, proposal, limit)
+            offers[sequence.sequence_id] = proposal
+        if drafter.uses_model:
+            num_rows = sum(s.num_undrafted for s in sequences)
+            self._controller.observe_draft(
+                drafter.name, len(sequences), num_rows, max(limits), result.compute_seconds
+            )
+            for sequence in sequences:
+                sequence.num_undrafted = 0
+        if result.failed:
+            self._degrade(drafter, [sequences[i] for i in result.failed], "it was refused")
+        return result.compute_seconds
 
     def _degrade(self, drafter: Drafter, sequences: Seq[Sequence], reason: str) -> None:
         """The draft failed: these requests go on by plain decoding."""
@@ -175,16 +200,39 @@ class Engine:
         num_kept = len(chunk.token_ids)
         assert 1 <= num_kept <= len(verdict.output_ids), (num_kept, verdict)
         sequence.token_ids.extend(chunk.token_ids)
+        sequence.num_undrafted += num_kept
         # Accepted rows are in the cache already; the last token of the text never is.
         sequence.num_cached = len(sequence.token_ids) - 1
         num_accepted = sum(chunk.from_draft)
         self._metrics.committed(sequence, verdict.num_draft_tokens, num_accepted, num_kept)
+        if work.offered.token_ids and sequence.drafter:
+            self._controller.observe_text(sequence.candidate, work.offered, chunk.token_ids)
         if chunk.finish_reason is not None:
             self._close([sequence])
             self._metrics.finished(sequence)
         elif sequence.drafter and sequence.max_draft_tokens:
             sequence.drafter.observe(sequence.view, verdict)
         sequence.sink.chunk(sequence, chunk)
+
+    def _account(self, drafts: Seq[Work], times: StepTimes, *, is_pure: bool) -> None:
+        """Tell the controller and the metrics what the step took."""
+        control = self._controller
+        if drafts and is_pure:
+            rows = sum(1 + len(work.proposal.token_ids) for work in drafts)
+            control.observe_pass(
+                len(drafts),
+                rows,
+                verify_seconds=times.verify,
+                overhead_seconds=times.total - times.draft - times.verify,
+            )
+        self._metrics.step(
+            times,
+            plain_seconds=control.plain_seconds(len(drafts)) if drafts and is_pure else None,
+            num_decoding=len(drafts),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+        )
+        self._metrics.decided(*control.take())
 
     def _fail(self, sequences: Seq[Sequence], error: SpecdecError) -> None:
         self._close(sequences)
@@ -196,6 +244,7 @@ class Engine:
         running = [s for s in sequences if s in self.scheduler.running]
         for sequence in running:
             self.scheduler.remove(sequence)
+            self._controller.end(sequence.sequence_id)
         self._end_drafting(running)
         if running:
             try:

@@ -4,6 +4,8 @@
     acceptance length  = 1 + spec_decode_num_accepted_tokens / spec_decode_num_drafts
     draft overhead     = draft_seconds / step_seconds
     orchestration      = step_seconds - draft_seconds - verify_seconds
+    measured gain      = plain_decode_seconds / decode_seconds   (over steps without prompts)
+    expected / real    = spec_decode_expected_tokens / decode_tokens
 
 Only committed tokens count: what a stop cuts off was never accepted. Names follow vLLM's, with
 the prefix `specdec:`. The engine's thread writes, a publisher takes snapshots; nothing here
@@ -14,9 +16,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specdec.speculation.controller import Reason
 from specdec.speculation.sequence import Sequence
 
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -29,10 +33,14 @@ COUNTERS = {
     "generation_tokens_total": "Tokens emitted to clients",
     "prompt_tokens_total": "Prompt tokens of admitted sequences",
     "prefix_cache_hits_total": "Prompt tokens found in the cache",
+    "decode_tokens_total": "Emitted tokens that are not the first of their sequence",
+    "spec_decode_expected_tokens_total": "Tokens the controller expected of decoding sequences",
     "num_steps_total": "Scheduler steps",
     "step_seconds_total": "Wall time of steps",
     "draft_seconds_total": "Time inside the draft model",
     "verify_seconds_total": "Time inside the target model",
+    "decode_seconds_total": "Wall time of steps without prompt chunks",
+    "plain_decode_seconds_total": "Their tokens at K = 0, by the cost model",
     "draft_errors_total": "Sequences that lost speculation to a draft error",
     "requests_finished_total": "Sequences that ended with a finish reason",
     "requests_cancelled_total": "Sequences that clients cancelled",
@@ -46,6 +54,14 @@ HISTOGRAMS = {
     "time_per_output_token_seconds": ("Mean time of a sequence's later tokens", PER_TOKEN),
 }
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+REASONS = {
+    "cap": "all that was proposed was verified",
+    "none": "the drafter had nothing to propose",
+    "acceptance": "the rest was unlikely to be accepted",
+    "cost": "the rest did not pay for its rows",
+    "load": "the batch fills the machine",
+}
+REASON = "spec_decode_decisions_total"
 
 
 class StepTimes(NamedTuple):
@@ -60,6 +76,7 @@ class Snapshot:
 
     counters: dict[str, float] = field(default_factory=dict)
     per_position: dict[int, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
 
@@ -70,20 +87,42 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._now = Snapshot()
+        self._num_step_tokens = 0
 
     def take(self) -> Snapshot:
         with self._lock:
             taken, self._now = self._now, Snapshot()
             return taken
 
-    def step(self, times: StepTimes, *, running: int, waiting: int) -> None:
+    def step(
+        self,
+        times: StepTimes,
+        *,
+        plain_seconds: float | None,
+        num_decoding: int,
+        running: int,
+        waiting: int,
+    ) -> None:
+        """Count one step; `plain_seconds`: a K = 0 step of the same batch, None with prompts."""
         with self._lock:
             self._add("num_steps_total", 1)
             self._add("step_seconds_total", times.total)
             self._add("draft_seconds_total", times.draft)
             self._add("verify_seconds_total", times.verify)
+            if plain_seconds is not None:
+                self._add("decode_seconds_total", times.total)
+                per_token = plain_seconds / num_decoding
+                self._add("plain_decode_seconds_total", per_token * self._num_step_tokens)
+            self._num_step_tokens = 0
             self._now.gauges["num_requests_running"] = running
             self._now.gauges["num_requests_waiting"] = waiting
+
+    def decided(self, reasons: Mapping[Reason, int], expected_tokens: float) -> None:
+        """Why the controller let through what it did, and what it expects of it."""
+        with self._lock:
+            self._add("spec_decode_expected_tokens_total", expected_tokens)
+            for reason, count in reasons.items():
+                self._now.reasons[reason] = self._now.reasons.get(reason, 0) + count
 
     def idle(self) -> None:
         with self._lock:
@@ -113,6 +152,9 @@ class Metrics:
                 waited = (sequence.first_token_ns - sequence.arrival_ns) * 1e-9
                 self._observe("time_to_first_token_seconds", waited)
             self._add("generation_tokens_total", num_outputs)
+            self._num_step_tokens += num_outputs
+            if not is_first:
+                self._add("decode_tokens_total", num_outputs)
             if num_draft_tokens:
                 self._add("spec_decode_num_drafts_total", 1)
                 self._add("spec_decode_num_draft_tokens_total", num_draft_tokens)

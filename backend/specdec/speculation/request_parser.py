@@ -137,6 +137,7 @@ def _parse_request(context: _Context, row: int, prompt_ids: tuple[int, ...]) -> 
         ),
         stop_words=tuple(dict.fromkeys(filter(None, reader.texts("stop_words", row)))),
         num_draft_tokens=_parse_num_draft_tokens(context, row),
+        adaptive=reader.flag("adaptive") if "adaptive" in reader else None,
         drafter=_parse_drafter(context, row),
     )
 

@@ -12,7 +12,6 @@ from specdec.config import SpeculativeConfig
 from specdec.errors import Overloaded
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.verifier import Work
-from specdec.types import Proposal
 
 
 class Scheduler:
@@ -56,22 +55,20 @@ class Scheduler:
     def decoding(self) -> list[Sequence]:
         return [s for s in self.running if s.is_decoding]
 
-    def plan(self, proposals: dict[int, Proposal]) -> list[Work]:
-        """The next pass: one row and its drafts per decoding sequence, then prompt chunks.
+    def chunks(self, *, is_busy: bool) -> list[Work]:
+        """Prompt chunks of the next pass; fewer tokens while others decode (`is_busy`).
 
         A long prompt advances by a bounded chunk per step, so it never makes the others wait for
         all of it.
         """
-        batch = [
-            Work(s, s.pending, proposals.get(s.sequence_id, Proposal())) for s in self.decoding()
-        ]
         config = self._config
-        budget = config.prefill_chunk_tokens if batch else config.idle_prefill_chunk_tokens
+        budget = config.prefill_chunk_tokens if is_busy else config.idle_prefill_chunk_tokens
+        chunks = []
         for sequence in self.running:
             if sequence.is_decoding or budget <= 0:
                 continue
             chunk = sequence.pending[:budget]
             budget -= len(chunk)
             done = sequence.num_cached + len(chunk) == len(sequence.token_ids)
-            batch.append(Work(sequence, chunk, samples=done))
-        return batch
+            chunks.append(Work(sequence, chunk, samples=done))
+        return chunks

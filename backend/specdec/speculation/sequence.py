@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.drafters import NONE
 from specdec.drafters.base import Drafter, DraftView
 from specdec.errors import SpecdecError
+from specdec.speculation.controller import Candidate
 from specdec.speculation.stream import TextStream
 from specdec.types import Chunk, Request, SpeculationStats
 
@@ -38,9 +40,11 @@ class Sequence:
     sink: Sink
     drafter: Drafter | None  # None once speculation is off for good: asked for, or degraded
     max_draft_tokens: int  # what this request uses per step, 0..cap
+    is_fixed: bool = True  # exactly that many; else the controller may choose fewer
     token_ids: list[int] = field(init=False)
     num_cached: int = 0  # length of the target's cache that holds committed tokens
     num_reused: int = 0  # prompt tokens found in the cache at the start
+    num_undrafted: int = field(init=False)  # tokens a draft model has not been shown
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     arrival_ns: int = field(default_factory=time.time_ns)
     scheduled_ns: int = 0
@@ -49,6 +53,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_ids)
+        self.num_undrafted = len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -70,6 +75,17 @@ class Sequence:
             return 0
         remaining = self.request.max_tokens - self.num_output_tokens
         return max(0, min(self.max_draft_tokens, remaining - 1))
+
+    @property
+    def candidate(self) -> Candidate:
+        """What the controller decides on."""
+        return Candidate(
+            self.sequence_id,
+            self.drafter.name if self.drafter else NONE,
+            self.draft_limit,
+            self.is_fixed,
+            self.num_undrafted,
+        )
 
     @property
     def view(self) -> DraftView:

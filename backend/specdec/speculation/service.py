@@ -18,7 +18,9 @@ from specdec.artifact import Artifact
 from specdec.config import SpeculativeConfig
 from specdec.drafters import NONE, drafter_class, drafter_names
 from specdec.drafters.base import Drafter
-from specdec.errors import Cancelled, DecoderFailed, InvalidConfig, Overloaded, SpecdecError
+from specdec.errors import DecoderFailed, InvalidConfig, Overloaded, SpecdecError
+from specdec.speculation.controller import Controller
+from specdec.speculation.costs import CostModel
 from specdec.speculation.engine import Engine
 from specdec.speculation.metrics import Metrics
 from specdec.speculation.request_parser import Limits, ParsedRequest, parse
@@ -27,7 +29,7 @@ from specdec.speculation.sequence import Sequence
 from specdec.speculation.stream import TextStream
 from specdec.speculation.tokenization import TextTokenizer
 from specdec.speculation.vocabulary import check_same_vocabulary
-from specdec.types import Chunk, Decoder, DecoderInfo
+from specdec.types import Chunk, Decoder, DecoderInfo, Request
 from specdec.wire import Arrays
 
 logger = logging.getLogger(__name__)
@@ -181,22 +183,33 @@ class Service:
                     PromptSink(sinks, index),
                     self._instances.get(request.drafter or self._config.drafter),
                     num_draft_tokens,
+                    not self._is_adaptive(request),
                 )
             )
         return sequences
 
+    def _is_adaptive(self, request: Request) -> bool:
+        return self._config.adaptive if request.adaptive is None else request.adaptive
+
     # ---- the engine's thread -------------------------------------------------------------
 
     def _run(self) -> None:
-        connected = self._wait_for_target()
+        connected = self._wait_for(self._config.target_model_name)
         if connected is None:
             return
         target, info = connected
+        draft_costs: dict[str, CostModel] = {}
         for name in self.drafters:
-            if name != NONE:
-                kind = drafter_class(name)
-                draft = self._connect(self._config.draft_model_name) if kind.uses_model else None
-                self._instances[name] = kind(draft)
+            if name == NONE:
+                continue
+            kind = drafter_class(name)
+            draft = None
+            if kind.uses_model:
+                found = self._wait_for(self._config.draft_model_name)
+                if found is None:
+                    return
+                draft, draft_costs[name] = found[0], CostModel.fit(found[1].costs)
+            self._instances[name] = kind(draft)
         self._limits = Limits(
             max_sequence_length=info.max_sequence_length,
             vocab_size=info.vocab_size,
@@ -208,27 +221,33 @@ class Service:
             target,
             max_sequences=info.max_sequences,
             metrics=self.metrics,
+            controller=Controller(CostModel.fit(info.costs), draft_costs, self.drafters),
             before_pass=self._before_pass,
         )
-        logger.info("target ready: %s; drafters: %s", info, ", ".join(self.drafters))
+        logger.info(
+            "target ready: %s, %s, min_rows %d, %d sequences of %d tokens; drafters: %s",
+            info.precision,
+            info.exactness,
+            info.min_rows,
+            info.max_sequences,
+            info.max_sequence_length,
+            ", ".join(self.drafters),
+        )
         self._ready.set()
         self._engine.run()
 
-    def _wait_for_target(self) -> tuple[Decoder, DecoderInfo] | None:
+    def _wait_for(self, model_name: str) -> tuple[Decoder, DecoderInfo] | None:
         """Models load side by side and BLS is refused until the server is up: ask again."""
-        target = self._connect(self._config.target_model_name)
+        decoder = self._connect(model_name)
         while not self._stopping.is_set():
             try:
-                target.reset()
-                return target, target.describe()
+                decoder.reset()
+                return decoder, decoder.describe()
             except DecoderFailed as error:
-                logger.debug("waiting for the target: %s", error)
+                logger.debug("waiting for %s: %s", model_name, error)
                 time.sleep(RETRY_SECONDS)
         return None
 
 
 def _artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
     return Path(configured) if configured else repository / model_name / "1"
-
-
-__all__ = ["Cancelled", "Client", "RequestSinks", "Service"]

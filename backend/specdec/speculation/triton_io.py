@@ -8,32 +8,51 @@ calls, one at a time.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
-from specdec.speculation.metrics import COUNTERS, GAUGES, HISTOGRAMS, PER_POSITION, Metrics
+from specdec.speculation.metrics import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    PER_POSITION,
+    REASON,
+    REASONS,
+    Metrics,
+)
 from specdec.wire import Arrays
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "specdec:"
 PUBLISH_SECONDS = 0.25
+DEAD = "is not healthy"  # Triton's words for a model whose process is gone
+DEAD_SECONDS = 30.0  # Triton starts it again only when an operator reloads the model
 
 
 class BlsTransport:
-    """Calls one decoder model of this server; see `wire.RemoteDecoder`."""
+    """Calls one decoder model of this server; see `wire.RemoteDecoder`.
+
+    Every call to a model whose process died takes Triton a second, in which all sequences wait:
+    after one such call the next ones fail at once, until it is time to look again.
+    """
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
+        self._dead_until = 0.0  # time.monotonic()
 
     def __call__(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
+        if time.monotonic() < self._dead_until:
+            raise DecoderFailed(f"model {self._model_name}: its process died")
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
             requested_output_names=list(wanted),
@@ -44,14 +63,36 @@ class BlsTransport:
         except pb_utils.TritonModelException as error:
             raise DecoderFailed(f"model {self._model_name}: {error}") from None
         if response.has_error():
-            raise DecoderFailed(f"model {self._model_name}: {response.error().message()}")
+            message = response.error().message()
+            if DEAD in message:
+                self._dead_until = time.monotonic() + DEAD_SECONDS
+            raise DecoderFailed(f"model {self._model_name}: {message}")
         return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
 
-def request_arrays(request: Any) -> Arrays:
-    """Input tensors by name; an optional input that came without data is left out."""
-    tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    return {name: array for name, array in tensors.items() if array is not None}
+def read_request(request: Any) -> tuple[Arrays, dict[str, object]]:
+    """Input tensors by name, and the request's parameters.
+
+    An optional input that came without data is left out. Nothing else may leave this function:
+    an exception in `execute` goes to the client with its stack, and frees the request under the
+    sender, which the next look at it then takes the server down with.
+
+    Raises:
+        InvalidRequest: Triton's bindings cannot make Python objects of it.
+    """
+    try:
+        parameters: dict[str, object] = json.loads(request.parameters() or "{}")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x}"
+        raise InvalidRequest(f"the request's parameters are not UTF-8: found {found}") from None
+    except ValueError as error:
+        raise InvalidRequest(f"the request's parameters are not JSON: {error}") from None
+    try:
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    except Exception:
+        logger.exception("a request's tensors cannot be read")
+        raise InvalidRequest("the request's tensors cannot be read") from None
+    return {name: array for name, array in tensors.items() if array is not None}, parameters
 
 
 class Client:
@@ -178,6 +219,10 @@ class MetricsPublisher:
             positions.Metric(labels={**labels, "position": str(position)})
             for position in range(max_draft_tokens)
         ]
+        decisions = self._family(REASON, "Draft lengths decided, by reason", kinds.COUNTER)
+        self._reasons = {
+            reason: decisions.Metric(labels={**labels, "reason": reason}) for reason in REASONS
+        }
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -203,6 +248,8 @@ class MetricsPublisher:
                 self._counters[name].increment(amount)
         for position, count in taken.per_position.items():
             self._per_position[position].increment(count)
+        for reason, count in taken.reasons.items():
+            self._reasons[reason].increment(count)
         for name, value in taken.gauges.items():
             self._gauges[name].set(value)
         for name, values in taken.observations.items():

@@ -19,6 +19,7 @@ class Work(NamedTuple):
     sequence: Sequence
     token_ids: Seq[int]  # committed tokens the target has not seen (a chunk of them)
     proposal: Proposal = Proposal()  # only behind the last committed token
+    offered: Proposal = Proposal()  # what the drafter proposed before it was cut
     samples: bool = True  # False for a prefill chunk that is not the last
 
     @property

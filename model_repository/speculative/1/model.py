@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from specdec.config import SpeculativeConfig, from_parameters
+from specdec.errors import InvalidRequest
 from specdec.speculation.service import Service
 from specdec.speculation.triton_io import (
     BlsTransport,
     MetricsPublisher,
     Outbox,
-    request_arrays,
+    read_request,
 )
 from specdec.wire import RemoteDecoder
 
@@ -42,8 +43,12 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             client = self._outbox.open(request)
-            parameters = json.loads(request.parameters() or "{}")
-            self._service.handle(request_arrays(request), parameters, client)
+            try:
+                arrays, parameters = read_request(request)
+            except InvalidRequest as error:
+                client.fail(error)
+            else:
+                self._service.handle(arrays, parameters, client)
 
     def finalize(self):
         self._service.stop()
