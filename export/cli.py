@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import time
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.errors import SpecdecError
+from specdec.errors import InvalidRequest, SpecdecError
 from specdec.export.quantize import Precision
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from specdec.export.check import Comparison
     from specdec.export.exporter import Exported
+    from specdec.export.sources import Source
 
 app = typer.Typer(
     help="Turn a model into a graph that the server can run.",
@@ -34,9 +39,63 @@ Model = Annotated[
 Output = Annotated[
     Path, typer.Option("--output", help="The Triton model directory to write; version 1 in it.")
 ]
+
+
+class Runtime(str, Enum):
+    """What will run the exported model."""
+
+    onnxruntime = "onnxruntime"
+    tensorrt = "tensorrt"
+    tensorrt_rtx = "tensorrt-rtx"
+
+
+RuntimeOption = Annotated[
+    Runtime,
+    typer.Option(
+        "--runtime",
+        help="onnxruntime: this machine's processor; tensorrt, tensorrt-rtx: an NVIDIA card.",
+    ),
+]
 PrecisionOption = Annotated[
-    Precision,
-    typer.Option("--precision", help="How matrices are stored; embeddings stay fp32."),
+    str | None,
+    typer.Option(
+        "--precision",
+        help="How matrices are stored. ONNX Runtime: fp32 (default), int8, int4; "
+        "TensorRT: bf16 (default), fp16, int8, int4, fp8.",
+        show_default=False,
+    ),
+]
+Card = Annotated[
+    str | None,
+    typer.Option("--card", help="TensorRT: the card to compile for, e.g. l4 or rtx-4090."),
+]
+Capability = Annotated[
+    str | None,
+    typer.Option("--capability", help="TensorRT: its compute capability instead, e.g. SM89."),
+]
+MemoryGib = Annotated[
+    float | None,
+    typer.Option("--memory-gib", min=0.1, help="TensorRT: its memory; what needs more is refused."),
+]
+MaxSequences = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sequences", help="TensorRT: sequences that run at once.", show_default="16"
+    ),
+]
+MaxSequenceLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sequence-length", help="TensorRT: tokens of one sequence.", show_default="2048"
+    ),
+]
+MaxRows = Annotated[
+    int | None,
+    typer.Option("--max-rows", help="TensorRT: tokens evaluated in one pass.", show_default="512"),
+]
+TimingCache = Annotated[
+    Path | None,
+    typer.Option("--timing-cache", help="TensorRT: a file that makes the next compilation faster."),
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Compare the graph's logits with transformers'.")
@@ -50,13 +109,21 @@ def target(
     *,
     model: Model,
     output: Output = Path("model_repository/target"),
-    precision: PrecisionOption = Precision.fp32,
+    runtime: RuntimeOption = Runtime.onnxruntime,
+    precision: PrecisionOption = None,
     check: Check = False,
     force: Force = False,
     as_json: Json = False,
+    card: Card = None,
+    capability: Capability = None,
+    memory_gib: MemoryGib = None,
+    max_sequences: MaxSequences = None,
+    max_sequence_length: MaxSequenceLength = None,
+    max_rows: MaxRows = None,
+    timing_cache: TimingCache = None,
 ) -> None:
     """Export the model whose text the server reproduces."""
-    _run("target", model, output, precision=precision, check=check, force=force, as_json=as_json)
+    _run("target", **locals())
 
 
 @app.command()
@@ -64,22 +131,30 @@ def draft(
     *,
     model: Model,
     output: Output = Path("model_repository/draft"),
-    precision: PrecisionOption = Precision.fp32,
+    runtime: RuntimeOption = Runtime.onnxruntime,
+    precision: PrecisionOption = None,
     check: Check = False,
     force: Force = False,
     as_json: Json = False,
+    card: Card = None,
+    capability: Capability = None,
+    memory_gib: MemoryGib = None,
+    max_sequences: MaxSequences = None,
+    max_sequence_length: MaxSequenceLength = None,
+    max_rows: MaxRows = None,
+    timing_cache: TimingCache = None,
 ) -> None:
     """Export a small model that proposes tokens; it must share the target's tokenizer."""
-    _run("draft", model, output, precision=precision, check=check, force=force, as_json=as_json)
+    _run("draft", **locals())
 
 
-def _run(role: str, model: str, output: Path, *, as_json: bool, **options: Any) -> None:
+def _run(role: str, *, as_json: bool, **options: Any) -> None:
     from rich.console import Console
 
     console = Console(stderr=True)
     begin = time.monotonic()
     try:
-        exported = _export(model, output, console, **options)
+        exported = _export(console, **options)
     except (SpecdecError, OSError) as error:  # a full disk is the environment's fault
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -95,31 +170,68 @@ def _run(role: str, model: str, output: Path, *, as_json: bool, **options: Any) 
 
 
 def _export(
-    model: str, output: Path, console: Any, *, precision: Precision, check: bool, force: bool
+    console: Any,
+    *,
+    model: str,
+    output: Path,
+    runtime: Runtime,
+    precision: str | None,
+    check: bool,
+    force: bool,
+    **tensorrt: Any,
 ) -> Exported:
     from rich.progress import Progress
 
-    from specdec.export.check import check as compare
     from specdec.export.exporter import export
     from specdec.export.sources import resolve
 
-    def verify(directory: Path) -> Comparison:
-        task = progress.add_task("check against transformers", total=None)
-        result = compare(directory, source.reference, precision)
-        progress.update(task, total=1, completed=1)
-        return result
-
     with Progress(*_columns(), console=console) as progress:
+        form = _form(runtime, precision, check, tensorrt, progress)
         source = resolve(model, progress)
         _quiet_libraries()
-        return export(
-            source,
-            output,
-            precision=precision,
-            progress=progress,
-            force=force,
-            verify=verify if check else None,
+        verify = partial(_verify, source, progress, form.get("precision")) if check else None
+        return export(source, output, progress=progress, force=force, verify=verify, **form)
+
+
+def _form(
+    runtime: Runtime,
+    precision: str | None,
+    check: bool,
+    tensorrt: dict[str, Any],
+    progress: Progress,
+) -> dict[str, Any]:
+    """The arguments of `export` that say what is made."""
+    named = {name: value for name, value in tensorrt.items() if value is not None}
+    if runtime is Runtime.onnxruntime:
+        allowed = [p.value for p in Precision]
+        if precision not in (None, *allowed):
+            raise InvalidRequest(
+                f"--precision {precision}: ONNX Runtime allows {', '.join(allowed)}"
+            )
+        if named:
+            option = next(iter(named)).replace("_", "-")
+            raise InvalidRequest(f"--{option} is for --runtime tensorrt and tensorrt-rtx")
+        return {"precision": Precision(precision or "fp32")}
+    if check:
+        raise InvalidRequest(
+            "--check runs the graph on this processor, a plan needs its card: leave it out, and "
+            "run `make test-gpu` there"
         )
+    from specdec.export.tensorrt_options import Options, make_compiler
+
+    options = Options(**named)
+    return {"compiler": make_compiler(runtime.value, precision, options, progress.console.print)}
+
+
+def _verify(
+    source: Source, progress: Progress, precision: Precision, directory: Path
+) -> Comparison:
+    from specdec.export.check import check
+
+    task = progress.add_task("check against transformers", total=None)
+    result = check(directory, source.reference, precision)
+    progress.update(task, total=1, completed=1)
+    return result
 
 
 def _columns() -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rich.progress import Progress
 
@@ -22,16 +22,45 @@ from specdec.errors import InvalidArtifact, InvalidRequest
 from specdec.export import architectures, tokenizer
 from specdec.export.check import Comparison
 from specdec.export.config_pbtxt import decoder_config
-from specdec.export.graph import VERSION, GraphWriter
+from specdec.export.graph import VERSION, Form, GraphWriter, OnnxForm
 from specdec.export.quantize import Precision
 from specdec.export.sources import Source
+from specdec.plan import FILE as PLAN_FILE
+from specdec.plan import PLAN
 
 Verify = Callable[[Path], Comparison]
 
 VERSION_DIRECTORY = "1"
 _PARTIAL = ".export-"
 # All names an export may write, the one that completes it last.
-_FILES = (GRAPH, f"{GRAPH}.data", *tokenizer.FILES, description.FILE)
+_FILES = (GRAPH, f"{GRAPH}.data", PLAN, PLAN_FILE, *tokenizer.FILES, description.FILE)
+
+
+class Compiler(Protocol):
+    """Turns the graph into what another runtime loads."""
+
+    runtime: str
+    form: Form  # how it wants the graph
+    provenance: dict[str, str]  # what makes its result another one, beside the source
+
+    def accept(self, architecture: Any) -> object:
+        """Look at the model before any work; raises `UnsupportedModel`."""
+        ...
+
+    def compile(
+        self,
+        directory: Path,
+        *,
+        weights_sha256: str,
+        provenance: dict[str, str],
+        progress: Progress,
+    ) -> None:
+        """Replace the graph in `directory`; `provenance` is what `provenance_of` returns later."""
+        ...
+
+    def provenance_of(self, directory: Path) -> dict[str, str] | None:
+        """Of the result in `directory`; None where there is no whole one."""
+        ...
 
 
 class Exported(NamedTuple):
@@ -49,12 +78,15 @@ def export(
     source: Source,
     output: Path,
     *,
-    precision: Precision,
+    precision: Precision = Precision.fp32,
     progress: Progress,
     force: bool = False,
     verify: Verify | None = None,
+    compiler: Compiler | None = None,
 ) -> Exported:
     """Export into `output`/1, and write `output`/config.pbtxt if there is none.
+
+    Without a compiler the graph is ONNX Runtime's, at `precision`; a compiler brings its own.
 
     An artifact there that was made from the same source, at the same precision, by the same
     version of the exporter is kept unless `force`. `verify` sees a new artifact before it takes
@@ -65,18 +97,27 @@ def export(
         InvalidRequest: `output` cannot be written.
     """
     directory = output / VERSION_DIRECTORY
+    form = OnnxForm(precision) if compiler is None else compiler.form
     provenance = {
         "specdec.source": source.identity,
-        "specdec.precision": precision.value,
+        "specdec.precision": form.precision,
         "specdec.exporter": str(VERSION),
+        **(compiler.provenance if compiler else {}),
     }
-    found = None if force else _up_to_date(directory, provenance)
+    found = None if force else _up_to_date(directory, provenance, compiler)
     if found is not None:
         comparison = verify(directory) if verify else None
         _write_config(output)
         return Exported(found, directory, True, comparison)
     with _partial(output) as partial:
-        made = _make(source, partial, precision, provenance, progress)
+        made = _make(
+            source,
+            partial,
+            form=form,
+            compiler=compiler,
+            provenance=provenance,
+            progress=progress,
+        )
         comparison = verify(partial) if verify else None
         _publish(partial, directory)
     _write_config(output)
@@ -86,7 +127,9 @@ def export(
 def _make(
     source: Source,
     directory: Path,
-    precision: Precision,
+    *,
+    form: Form,
+    compiler: Compiler | None,
     provenance: dict[str, str],
     progress: Progress,
 ) -> Artifact:
@@ -94,6 +137,8 @@ def _make(
     config_task = progress.add_task("read the config", total=None)
     config = source.config
     architecture = architectures.find(config.model_type)(config)
+    if compiler:
+        compiler.accept(architecture)
     progress.update(config_task, total=1, completed=1)
     tokenizer_task = progress.add_task("tokenizer", total=None)
     vocabulary = tokenizer.write(
@@ -103,23 +148,15 @@ def _make(
         end_ids=[source.generation_end_ids, getattr(config, "eos_token_id", None)],
     )
     progress.update(tokenizer_task, total=1, completed=1)
-    load_task = progress.add_task("load the weights", total=None)
-    weights = source.weights
-    progress.update(load_task, total=1, completed=1)
-    verb = "write" if precision.bits is None else "quantise"
-    task = progress.add_task(f"{verb} {precision.value}", total=architecture.num_linears)
-    graph = GraphWriter(
-        directory, precision=precision, on_weight=lambda name: progress.advance(task)
+    sha256 = _write_graph(
+        source, directory, architecture, form=form, metadata=provenance, progress=progress
     )
-    try:
-        architecture.write(graph, weights)
-        sha256 = graph.finish(vocab_size=architecture.vocab_size, metadata=provenance)
-    finally:
-        graph.close()
+    if compiler:
+        compiler.compile(directory, weights_sha256=sha256, provenance=provenance, progress=progress)
     made = Artifact(
         architecture=config.model_type,
-        runtime="onnxruntime",
-        precision=precision.value,
+        runtime=compiler.runtime if compiler else "onnxruntime",
+        precision=form.precision,
         num_layers=architecture.num_layers,
         num_key_value_heads=architecture.num_key_value_heads,
         head_size=architecture.head_size,
@@ -135,15 +172,48 @@ def _make(
     return made
 
 
-def _up_to_date(directory: Path, provenance: dict[str, str]) -> Artifact | None:
+def _write_graph(
+    source: Source,
+    directory: Path,
+    architecture: Any,
+    *,
+    form: Form,
+    metadata: dict[str, str],
+    progress: Progress,
+) -> str:
+    """Returns the SHA-256 of the weights file."""
+    load_task = progress.add_task("load the weights", total=None)
+    weights = source.weights
+    progress.update(load_task, total=1, completed=1)
+    verb = "quantise" if form.precision.startswith("int") else "write"
+    task = progress.add_task(f"{verb} {form.precision}", total=architecture.num_linears)
+    graph = GraphWriter(directory, form=form, on_weight=lambda name: progress.advance(task))
+    try:
+        architecture.write(graph, weights)
+        return graph.finish(vocab_size=architecture.vocab_size, metadata=metadata)
+    finally:
+        graph.close()
+
+
+def _up_to_date(
+    directory: Path, provenance: dict[str, str], compiler: Compiler | None
+) -> Artifact | None:
     """The artifact in `directory`, if it is complete and made from exactly this."""
     try:
         found = Artifact.read(directory)
     except InvalidArtifact:
         return None
+    if not (directory / tokenizer.TOKENIZER).is_file():
+        return None
+    made_from = (compiler.provenance_of if compiler else _graph_provenance)(directory)
+    same = made_from is not None and made_from.items() >= provenance.items()
+    return found if same else None
+
+
+def _graph_provenance(directory: Path) -> dict[str, str] | None:
+    """What the graph in `directory` was made from, None where there is no whole one."""
     graph = directory / GRAPH
-    present = (graph, directory / f"{GRAPH}.data", directory / tokenizer.TOKENIZER)
-    if not all(path.is_file() for path in present):
+    if not (graph.is_file() and (directory / f"{GRAPH}.data").is_file()):
         return None
     import onnx
     from google.protobuf.message import DecodeError
@@ -152,8 +222,7 @@ def _up_to_date(directory: Path, provenance: dict[str, str]) -> Artifact | None:
         model = onnx.load(graph, load_external_data=False)
     except DecodeError:
         return None
-    same = {p.key: p.value for p in model.metadata_props}.items() >= provenance.items()
-    return found if same else None
+    return {p.key: p.value for p in model.metadata_props}
 
 
 @contextmanager

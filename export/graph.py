@@ -12,14 +12,22 @@ products never work on padding. Only attention sees [B, T]:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from specdec.artifact import GRAPH
-from specdec.export.quantize import Precision, pack
+from specdec.errors import UnsupportedModel
+from specdec.export.quantize import (
+    BLOCK_SIZE,
+    PackedMatrix,
+    Precision,
+    block_sums,
+    pack,
+    pack_with_offsets,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -50,9 +58,66 @@ INPUTS: dict[str, Port] = {
     "output_rows": Port("int64", ("R",), "flat rows that need logits"),
 }
 # One pair per layer; past_x_i and present_x_i are bound to the same buffer and written in place.
-CACHE_INPUT = Port("float32", ("B", "H", "S", "D"), "keys or values, past_key_i and past_value_i")
-CACHE_OUTPUT = Port("float32", ("B", "H", "S", "D"), "the same, present_key_i, present_value_i")
+CACHE_INPUT = Port("real", ("B", "H", "S", "D"), "keys or values, past_key_i and past_value_i")
+CACHE_OUTPUT = Port("real", ("B", "H", "S", "D"), "the same, present_key_i, present_value_i")
 LOGITS = Port("float32", ("R", "V"), "of output_rows, padding columns included")
+
+
+class Form(Protocol):
+    """How one runtime wants the same decoder written down."""
+
+    precision: str  # how matrices are stored, for descriptions
+    dtype: Any  # numpy type of constants, activations and cache; `real` in the tables above
+    cache_length: int | None  # S; None: every call brings its own
+    domains: Mapping[str, int]  # operator sets beside the standard one
+
+    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
+        """Add x [N, in] times weight float32 [out, in] transposed; returns its name."""
+        ...
+
+
+class OnnxForm:
+    """For ONNX Runtime: float32, and quantised matrices by its own operator."""
+
+    dtype = np.float32
+    cache_length = None
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision.value
+        self._bits = precision.bits
+        self.domains = {"com.microsoft": 1} if self._bits else {}
+        self._blocks: dict[int, str] = {}  # K -> the constant that sums blocks
+        self._sums: dict[str, str] = {}  # x -> its block sums
+
+    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
+        """See `Form`."""
+        if self._bits is None:
+            return graph.op("MatMul", x, graph.constant(f"{name}.weight", weight.T), out=out)
+        if self._bits == 4 and weight.shape[1] % BLOCK_SIZE == 0:
+            return self._product_with_offsets(graph, x, name, weight, out)
+        return self._packed_product(graph, x, name, pack(weight.T, self._bits), out)
+
+    def _packed_product(
+        self, graph: GraphWriter, x: str, name: str, matrix: PackedMatrix, out: str | None
+    ) -> str:
+        parts = [graph.constant(f"{name}.{part}", a) for part, a in matrix.arrays.items()]
+        return graph.op(
+            "MatMulNBits", x, *parts, out=out, domain="com.microsoft", **matrix.attributes
+        )
+
+    def _product_with_offsets(
+        self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None
+    ) -> str:
+        """See `pack_with_offsets`; products of the same x share its block sums."""
+        rows = weight.shape[1]
+        if rows not in self._blocks:
+            self._blocks[rows] = graph.constant(f"block_sums.{rows}", block_sums(rows))
+        if x not in self._sums:
+            self._sums[x] = graph.op("MatMul", x, self._blocks[rows])
+        matrix = pack_with_offsets(weight.T)
+        offsets = graph.constant(f"{name}.offsets", matrix.offsets)
+        main = self._packed_product(graph, x, name, matrix.packed, None)
+        return graph.op("Add", main, graph.op("MatMul", self._sums[x], offsets), out=out)
 
 
 class GraphWriter:
@@ -65,10 +130,10 @@ class GraphWriter:
         self,
         directory: Path,
         *,
-        precision: Precision,
+        form: Form,
         on_weight: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.directory, self.precision = directory, precision
+        self.directory, self.form = directory, form
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
         self._inputs: list[Any] = []
@@ -83,12 +148,15 @@ class GraphWriter:
     def declare(self, num_layers: int, num_key_value_heads: int, head_size: int) -> None:
         """Declare every input, and the cache's outputs (`finish` adds the logits first)."""
         sizes = {"H": num_key_value_heads, "D": head_size}
+        if self.form.cache_length is not None:
+            sizes["S"] = self.form.cache_length
         for name, port in INPUTS.items():
-            self._inputs.append(_value_info(name, port, sizes))
+            self._inputs.append(self._value_info(name, port, sizes))
         for layer in range(num_layers):
             for kind in ("key", "value"):
-                self._inputs.append(_value_info(f"past_{kind}_{layer}", CACHE_INPUT, sizes))
-                self._outputs.append(_value_info(f"present_{kind}_{layer}", CACHE_OUTPUT, sizes))
+                past, present = f"past_{kind}_{layer}", f"present_{kind}_{layer}"
+                self._inputs.append(self._value_info(past, CACHE_INPUT, sizes))
+                self._outputs.append(self._value_info(present, CACHE_OUTPUT, sizes))
 
     def op(self, kind: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
         """Add a node with one output; returns the output's name."""
@@ -111,28 +179,27 @@ class GraphWriter:
     def constant(self, name: str, array: Array | Sequence[int]) -> str:
         """Add a constant (a sequence of ints becomes int64); a second call by a name reuses it."""
         if name not in self._constants:
-            array = np.ascontiguousarray(array if isinstance(array, np.ndarray) else list(array))
+            array = array if isinstance(array, np.ndarray) else np.array(list(array))
             self._constants[name] = self._tensor(name, array)
         return name
 
     def linear(
         self, x: str, name: str, weight: Array, bias: Array | None = None, *, out: str | None = None
     ) -> str:
-        """x [N, in] times weight [out, in] transposed, at the graph's precision: [N, out]."""
-        bits = self.precision.bits
-        product = out if bias is None else None
-        if bits is None:
-            y = self.op("MatMul", x, self.constant(f"{name}.weight", weight.T), out=product)
-        else:
-            matrix = pack(weight.T, bits)
-            parts = [self.constant(f"{name}.{part}", a) for part, a in matrix.arrays.items()]
-            y = self.op(
-                "MatMulNBits", x, *parts, out=product, domain="com.microsoft", **matrix.attributes
-            )
+        """x [N, in] times weight [out, in] transposed, stored as the form says: [N, out]."""
+        y = self.form.product(self, x, name, weight, out if bias is None else None)
         self._on_weight(name)
         if bias is None:
             return y
         return self.op("Add", y, self.constant(f"{name}.bias", bias), out=out)
+
+    def head(self, x: str, name: str, weight: Array) -> str:
+        """The last product, whose output `logits` is float32 whatever the form."""
+        if self.form.dtype == np.float32:
+            return self.linear(x, name, weight, out="logits")
+        from onnx import TensorProto
+
+        return self.op("Cast", self.linear(x, name, weight), out="logits", to=TensorProto.FLOAT)
 
     def rms_norm(self, x: str, name: str, scale: Array, epsilon: float) -> str:
         """Root mean square normalisation over the last axis."""
@@ -151,7 +218,7 @@ class GraphWriter:
         from onnx import helper
 
         self._data.close()
-        logits = _value_info("logits", LOGITS, {"V": vocab_size})
+        logits = self._value_info("logits", LOGITS, {"V": vocab_size})
         graph = helper.make_graph(
             self._nodes,
             "decoder",
@@ -159,9 +226,8 @@ class GraphWriter:
             [logits, *self._outputs],
             list(self._constants.values()),
         )
-        domains = [helper.make_opsetid("", OPSET)]
-        if self.precision.bits is not None:
-            domains.append(helper.make_opsetid("com.microsoft", 1))
+        sets = {"": OPSET, **self.form.domains}
+        domains = [helper.make_opsetid(name, version) for name, version in sets.items()]
         model = helper.make_model(graph, opset_imports=domains, ir_version=IR_VERSION)
         model.producer_name, model.producer_version = "specdec", str(VERSION)
         helper.set_model_props(model, metadata)
@@ -173,11 +239,13 @@ class GraphWriter:
     def _tensor(self, name: str, array: Array) -> Any:
         from onnx import TensorProto, helper, numpy_helper
 
+        if array.dtype == np.float32:
+            array = self._real(name, array)
         if array.nbytes < _INLINE_BYTES:
             return numpy_helper.from_array(array, name)
+        data = _raw(array)
         offset = self._data.tell()
         padding = b"\0" * (-offset % _PAGE)
-        data = array.tobytes()
         for part in (padding, data):
             self._data.write(part)
             self._hash.update(part)
@@ -187,19 +255,35 @@ class GraphWriter:
             dims=array.shape,
             data_location=TensorProto.EXTERNAL,
         )
-        place = {
-            "location": f"{GRAPH}.data",
-            "offset": offset + len(padding),
-            "length": array.nbytes,
-        }
+        place = {"location": f"{GRAPH}.data", "offset": offset + len(padding), "length": len(data)}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
         return tensor
 
+    def _real(self, name: str, array: Array) -> Array:
+        """The form's type; raises `UnsupportedModel` where that cannot hold a value."""
+        with np.errstate(over="ignore"):
+            cast = array.astype(self.form.dtype, order="C", copy=False)
+        if cast is not array and not np.isfinite(cast).all():
+            raise UnsupportedModel(
+                f"{name} has values up to {np.abs(array).max():.3g}, which {cast.dtype} cannot "
+                f"hold: use --precision bf16"
+            )
+        return cast
 
-def _value_info(name: str, port: Port, sizes: dict[str, int]) -> Any:
-    from onnx import TensorProto, helper
+    def _value_info(self, name: str, port: Port, sizes: dict[str, int]) -> Any:
+        from onnx import helper
 
-    types = {"int64": TensorProto.INT64, "bool": TensorProto.BOOL, "float32": TensorProto.FLOAT}
-    axes = [sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in port.axes]
-    return helper.make_tensor_value_info(name, types[port.dtype], axes)
+        dtype = self.form.dtype if port.dtype == "real" else np.dtype(port.dtype)
+        axes = [sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in port.axes]
+        return helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), axes
+        )
+
+
+def _raw(array: Array) -> Any:
+    """An array's bytes as ONNX stores them; 4-bit values go two to a byte, the first one low."""
+    if array.dtype.name == "int4":
+        nibbles = array.reshape(-1).view(np.uint8) & 0xF
+        return memoryview(nibbles[::2] | nibbles[1::2] << 4)
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

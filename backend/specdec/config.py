@@ -50,7 +50,7 @@ class SpeculativeConfig:
     max_draft_tokens: int = 16  # cap on what a request may ask
     max_running: int = 16  # also capped by the target's slots
     max_waiting: int = 128
-    prefill_chunk_tokens: int = 64  # prompt tokens a step may carry while others decode
+    prefill_chunk_tokens: int = 128  # prompt tokens a step may carry while others decode
     idle_prefill_chunk_tokens: int = 256  # the same while nobody decodes
     max_prompt_bytes: int = 1 << 20
 

@@ -74,7 +74,7 @@ class Architecture:
             weights.skip(head)
         else:
             table = weights.get(head, table.shape)
-        graph.linear(x, "lm_head", table, out="logits")
+        graph.head(x, "lm_head", table)
         weights.refuse_unread()
 
     def write_layer(self, graph: GraphWriter, weights: Weights, x: str, layer: int) -> str:

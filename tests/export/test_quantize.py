@@ -6,10 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from specdec.artifact import GRAPH
-from specdec.export.quantize import BLOCK_SIZE, Array, PackedMatrix, Precision, pack
+from specdec.export.quantize import (
+    BLOCK_SIZE,
+    Array,
+    PackedMatrix,
+    Precision,
+    block_sums,
+    pack,
+    pack_with_offsets,
+)
 from support.tiny import export_tiny
 
 
@@ -25,6 +35,14 @@ def unpack(matrix: PackedMatrix) -> Array:
     zeros = zero_points.reshape(columns, -1)[:, :num_blocks].astype(np.float32)
     dense = (values - zeros[..., None]) * scales[..., None]
     return dense.reshape(columns, -1)[:, :rows].T
+
+
+def unpack_with_offsets(matrix: Array) -> Array:
+    """The grid of 16 even steps from each block's least to its largest weight, [K, N]."""
+    blocks = matrix.T.reshape(matrix.shape[1], -1, BLOCK_SIZE)
+    low, high = blocks.min(-1, keepdims=True), blocks.max(-1, keepdims=True)
+    steps = (high - low) / 15
+    return (low + np.rint((blocks - low) / steps) * steps).reshape(matrix.shape[1], -1).T
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -60,11 +78,11 @@ def test_arrays_equal_those_of_onnxruntime_s_own_quantizer(bits: int) -> None:
 def test_the_operator_multiplies_by_the_unpacked_matrix(tmp_path: Path, bits: int) -> None:
     import onnxruntime
 
-    from specdec.export.graph import GraphWriter
+    from specdec.export.graph import GraphWriter, OnnxForm
 
     rng = np.random.default_rng(2)
     weight = rng.normal(size=(48, 128)).astype(np.float32)  # [out, in]
-    writer = GraphWriter(tmp_path, precision=Precision(f"int{bits}"))
+    writer = GraphWriter(tmp_path, form=OnnxForm(Precision(f"int{bits}")))
     y = writer.linear("x", "layer", weight)
     ports = [
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", k])
@@ -78,7 +96,7 @@ def test_the_operator_multiplies_by_the_unpacked_matrix(tmp_path: Path, bits: in
     )
     x = rng.normal(size=(5, 128)).astype(np.float32)
     found = session.run([y], {"x": x})[0]
-    expected = x @ unpack(pack(weight.T, bits))
+    expected = x @ (unpack_with_offsets(weight.T) if bits == 4 else unpack(pack(weight.T, bits)))
     # What is left is the rounding of activations to int8; the weights' own error is far larger.
     assert np.abs(found - expected).mean() < 0.01 * np.abs(expected).mean()
 
@@ -89,7 +107,56 @@ def test_matrices_are_packed_and_the_embedding_table_is_not(tmp_path: Path, prec
     graph = onnx.load(artifact / GRAPH, load_external_data=False).graph
     kinds = [node.op_type for node in graph.node]
     assert kinds.count("MatMulNBits") == 11  # two layers of qkv, o, gate, up, down; and the head
-    assert "MatMul" not in kinds
+    # In int4: block sums of each layer's four inputs and the head's, and an offset per product.
+    assert kinds.count("MatMul") == (9 + 11 if precision == "int4" else 0)
     types = {t.name: t.data_type for t in graph.initializer}
     assert types["model.embed_tokens.weight"] == onnx.TensorProto.FLOAT
     assert types["lm_head.blocks"] == onnx.TensorProto.UINT8
+
+
+def run_product(matrix, x):
+    """x @ matrix as the graph writes it: the operator plus the offsets' part."""
+    quantised = pack_with_offsets(matrix)
+    sums = block_sums(matrix.shape[0])
+    nodes = [
+        helper.make_node(
+            "MatMulNBits",
+            ["x", "blocks", "scales"],
+            ["a"],
+            domain="com.microsoft",
+            **quantised.packed.attributes,
+        ),
+        helper.make_node("MatMul", ["x", "sums"], ["s"]),
+        helper.make_node("MatMul", ["s", "offsets"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    weights = {**quantised.packed.arrays, "sums": sums, "offsets": quantised.offsets}
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", matrix.shape[0]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", matrix.shape[1]])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return session.run(None, {"x": x})[0]
+
+
+def test_a_q4_1_matrix_comes_out_as_it_was():
+    rng = np.random.default_rng(0)
+    nibbles = rng.integers(0, 16, (24, 4, 32))
+    nibbles[..., 0], nibbles[..., 1] = 0, 15  # a block's least and largest are on its grid
+    steps = rng.uniform(0.01, 0.02, (24, 4, 1)).astype(np.float16).astype(np.float32)
+    low = rng.uniform(-0.2, 0.0, (24, 4, 1)).astype(np.float16).astype(np.float32)
+    matrix = np.ascontiguousarray((nibbles * steps + low).reshape(24, 128).T.astype(np.float32))
+    x = rng.standard_normal((3, 128)).astype(np.float32)
+    error = np.abs(run_product(matrix, x) - x @ matrix).max()
+    assert error < 0.03  # activations are rounded to int8, weights are not rounded
+
+
+def test_a_constant_block_has_no_scale_and_keeps_its_value():
+    matrix = np.full((64, 2), 0.25, np.float32)
+    x = np.ones((2, 64), np.float32)
+    np.testing.assert_allclose(run_product(matrix, x), 16.0, rtol=1e-5)
