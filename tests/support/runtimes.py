@@ -50,6 +50,8 @@ class TokenRuntime:
     def __init__(self, num_slots: int = 4, *, unstable=None, fail_at: Sequence[int] = ()) -> None:
         self.num_slots = num_slots
         self.length = 256
+        self.max_length: int | None = None
+        self.max_rows: int | None = None
         self.keys = np.full((num_slots, 256), EMPTY)
         self.batches: list[Batch] = []
         self.num_copied = 0
@@ -84,6 +86,9 @@ class TokenRuntime:
         if self._unstable is not None and self._unstable(batch):
             logits = np.nextafter(logits, np.float32(9))
         return logits
+
+    def most_likely(self, logits: np.ndarray, rows: slice, num_tokens: int) -> None:
+        """The caller draws."""
 
     def resize(self, length: int, kept: Sequence[int]) -> None:
         old, self.keys = self.keys, np.full((self.num_slots, length), EMPTY)

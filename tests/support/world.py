@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from specdec.decoder.costs import shapes
 from specdec.speculation.controller import Candidate, Controller
 from specdec.speculation.costs import CostModel
 from specdec.types import PassCost, Proposal
 
 CAP = 8
+PROMPT = 50  # tokens a draft model must catch up on when a sequence begins
 Cost = Callable[[int, int], float]  # (sequences, rows) -> milliseconds
 
 
@@ -27,10 +29,9 @@ def gpu(num_sequences: int, num_rows: int) -> float:
 MACHINES: dict[str, Cost] = {"cpu": cpu, "gpu": gpu}
 
 
-def fitted(cost: Cost, scale: float = 1.0) -> CostModel:
-    points = [PassCost(1, n, scale * cost(1, n)) for n in (1, 2, 4, 8, 16, 32, 64, 512, 4096)]
-    points += [PassCost(b, b, scale * cost(b, b)) for b in (4, 16, 64)]
-    return CostModel.fit(points)
+def fitted(cost: Cost, scale: float = 1.0, num_slots: int = 64) -> CostModel:
+    """What the server would measure when it loads."""
+    return CostModel.fit([PassCost(n, r, scale * cost(n, r)) for n, r in shapes(num_slots)])
 
 
 @dataclass
@@ -39,54 +40,64 @@ class World:
 
     cost: Cost
     drafter: str  # "free" or "model"
+    num_slots: int = 64
     draft_share: float = 0.1  # a draft pass costs that much of a target pass of as many rows
+    noise: float = 0.0  # standard deviation of a pass's time
     seed: int = 0
     lengths: list[float] = field(default_factory=list)  # mean draft length of each step
     num_draft_calls: int = 0
 
     def __post_init__(self) -> None:
-        drafts = {"model": fitted(self.cost, self.draft_share)} if self.drafter == "model" else {}
-        self.controller = Controller(fitted(self.cost), drafts, ["free", "model"])
+        model = fitted(self.cost, self.draft_share, self.num_slots)
+        drafts = {"model": model} if self.drafter == "model" else {}
+        target = fitted(self.cost, 1.0, self.num_slots)
+        self.controller = Controller(target, drafts, ["free", "model"])
         self._random = random.Random(self.seed)
         self._undrafted: dict[int, int] = {}
 
     def step(self, alphas: list[float]) -> tuple[float, float]:
         """One decode step of sequences 0, 1, ...; returns (expected tokens, milliseconds)."""
         candidates = [
-            Candidate(i, self.drafter, CAP, num_undrafted=self._undrafted.get(i, 50))
+            Candidate(i, self.drafter, CAP, num_undrafted=self._undrafted.get(i, PROMPT))
             for i in range(len(alphas))
         ]
         limits = self.controller.limits(candidates)
-        seconds = self._draft(candidates, limits)
+        draft = self._draft(candidates, limits)
         offered = [Proposal((1,) * limit) for limit in limits]
-        kept = self.controller.trim(candidates, offered)
+        kept = self.controller.trim(candidates, offered, draft_seconds=draft)
         rows = sum(1 + len(p.token_ids) for p in kept)
-        verify = self.cost(len(alphas), rows)
+        verify = self.cost(len(alphas), rows) * max(0.1, self._random.gauss(1.0, self.noise))
         self.controller.observe_pass(len(alphas), rows, verify_seconds=verify, overhead_seconds=0.0)
         tokens = 0.0
         for alpha, candidate, proposal, offer in zip(
             alphas, candidates, kept, offered, strict=True
         ):
-            tokens += expected_tokens(alpha, len(proposal.token_ids))
-            outputs = self._outputs(alpha, len(proposal.token_ids))
+            num_drafts = len(proposal.token_ids)
+            tokens += expected_tokens(alpha, num_drafts)
+            outputs = self._outputs(alpha, num_drafts)
             self.controller.observe_text(candidate, offer, outputs)
             i = candidate.sequence_id
-            self._undrafted[i] = self._undrafted.get(i, 50) + len(outputs)
+            # The draft model has seen its own tokens but the last.
+            followed = min(len(outputs) - 1, max(len(offer.token_ids) - 1, 0))
+            self._undrafted[i] = self._undrafted.get(i, PROMPT) + len(outputs) - followed
         self.lengths.append(sum(len(p.token_ids) for p in kept) / len(kept))
-        return tokens, seconds + verify
+        return tokens, draft + verify
 
     def _draft(self, candidates: list[Candidate], limits: list[int]) -> float:
         if self.drafter == "free" or not any(limits):
             return 0.0
         self.num_draft_calls += 1
         asked = [c for c, limit in zip(candidates, limits, strict=True) if limit]
-        size, rows = len(asked), sum(c.num_undrafted for c in asked)
+        cost = self.cost(len(asked), sum(c.num_undrafted for c in asked))
         for candidate in asked:
             self._undrafted[candidate.sequence_id] = 0
-        cost = self.cost(size, rows) + (max(limits) - 1) * self.cost(size, size)
+        for done in range(1, max(limits)):
+            size = sum(limit > done for limit in limits)
+            cost += self.cost(size, size)
         return self.draft_share * cost
 
     def _outputs(self, alpha: float, num_drafts: int) -> list[int]:
+        """The target's tokens: 1 where it agrees with a draft token, of which all are 1."""
         outputs = []
         while len(outputs) < num_drafts and self._random.random() < alpha:
             outputs.append(1)
@@ -104,6 +115,9 @@ class World:
         if self.drafter == "model" and length:
             draft = self.draft_share * length * self.cost(size, size)
         return sum(expected_tokens(a, length) for a in alphas) / (verify + draft)
+
+    def best_fixed(self, alphas: list[float]) -> float:
+        return max(self.fixed_goodput(alphas, length) for length in range(CAP + 1))
 
 
 def expected_tokens(alpha: float, length: int) -> float:
