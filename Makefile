@@ -17,13 +17,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint bench clean
+.PHONY: help setup serve test test-gpu lint bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make serve   export SmolLM2-135M-Instruct once, then serve it on 127.0.0.1'
 	@echo 'make bench   measure speculation on the server that `make serve` started'
 	@echo 'make test    lint, type check, all tests'
+	@echo 'make test-gpu  what only an NVIDIA card can prove; says so where there is none'
 	@echo 'make lint    ruff and mypy only'
 	@echo 'make clean   remove the virtual environment, exported models and caches'
 	@echo
@@ -58,6 +59,10 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# tensorrt-rtx comes with the set-up; for a data-center card also: pip install tensorrt-cu13
+test-gpu: $(READY)
+	@PYTHONPATH=tests exec $(BIN)/python -m support.gpu_check
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

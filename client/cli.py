@@ -10,6 +10,8 @@ import typer
 
 from specdec import __version__
 from specdec.client.bench.command import bench
+from specdec.client.costs_command import costs
+from specdec.client.explain_command import explain
 from specdec.client.generate_command import generate
 from specdec.errors import SpecdecError
 
@@ -51,6 +53,8 @@ def _mount() -> None:
         from specdec.client.serve_command import serve
 
         app.command()(serve)
+        app.command()(costs)
+        app.command()(explain)
     app.command()(generate)
     app.command()(bench)
 

@@ -95,7 +95,7 @@ MaxRows = Annotated[
 ]
 TimingCache = Annotated[
     Path | None,
-    typer.Option("--timing-cache", help="TensorRT: a file that makes the next compilation faster."),
+    typer.Option("--timing-cache", help="TensorRT, not RTX: what it measured, for the next time."),
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Compare the graph's logits with transformers'.")

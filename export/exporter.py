@@ -22,7 +22,8 @@ from specdec.errors import InvalidArtifact, InvalidRequest
 from specdec.export import architectures, tokenizer
 from specdec.export.check import Comparison
 from specdec.export.config_pbtxt import decoder_config
-from specdec.export.graph import VERSION, Form, GraphWriter, OnnxForm
+from specdec.export.forms import Form, OnnxForm
+from specdec.export.graph import VERSION, GraphWriter
 from specdec.export.quantize import Precision
 from specdec.export.sources import Source
 from specdec.plan import FILE as PLAN_FILE

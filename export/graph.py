@@ -12,22 +12,15 @@ products never work on padding. Only attention sees [B, T]:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec.artifact import GRAPH
 from specdec.errors import UnsupportedModel
-from specdec.export.quantize import (
-    BLOCK_SIZE,
-    PackedMatrix,
-    Precision,
-    block_sums,
-    pack,
-    pack_with_offsets,
-)
+from specdec.export.forms import Form
 
 Array = np.ndarray[Any, Any]
 
@@ -61,63 +54,6 @@ INPUTS: dict[str, Port] = {
 CACHE_INPUT = Port("real", ("B", "H", "S", "D"), "keys or values, past_key_i and past_value_i")
 CACHE_OUTPUT = Port("real", ("B", "H", "S", "D"), "the same, present_key_i, present_value_i")
 LOGITS = Port("float32", ("R", "V"), "of output_rows, padding columns included")
-
-
-class Form(Protocol):
-    """How one runtime wants the same decoder written down."""
-
-    precision: str  # how matrices are stored, for descriptions
-    dtype: Any  # numpy type of constants, activations and cache; `real` in the tables above
-    cache_length: int | None  # S; None: every call brings its own
-    domains: Mapping[str, int]  # operator sets beside the standard one
-
-    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
-        """Add x [N, in] times weight float32 [out, in] transposed; returns its name."""
-        ...
-
-
-class OnnxForm:
-    """For ONNX Runtime: float32, and quantised matrices by its own operator."""
-
-    dtype = np.float32
-    cache_length = None
-
-    def __init__(self, precision: Precision) -> None:
-        self.precision = precision.value
-        self._bits = precision.bits
-        self.domains = {"com.microsoft": 1} if self._bits else {}
-        self._blocks: dict[int, str] = {}  # K -> the constant that sums blocks
-        self._sums: dict[str, str] = {}  # x -> its block sums
-
-    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
-        """See `Form`."""
-        if self._bits is None:
-            return graph.op("MatMul", x, graph.constant(f"{name}.weight", weight.T), out=out)
-        if self._bits == 4 and weight.shape[1] % BLOCK_SIZE == 0:
-            return self._product_with_offsets(graph, x, name, weight, out)
-        return self._packed_product(graph, x, name, pack(weight.T, self._bits), out)
-
-    def _packed_product(
-        self, graph: GraphWriter, x: str, name: str, matrix: PackedMatrix, out: str | None
-    ) -> str:
-        parts = [graph.constant(f"{name}.{part}", a) for part, a in matrix.arrays.items()]
-        return graph.op(
-            "MatMulNBits", x, *parts, out=out, domain="com.microsoft", **matrix.attributes
-        )
-
-    def _product_with_offsets(
-        self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None
-    ) -> str:
-        """See `pack_with_offsets`; products of the same x share its block sums."""
-        rows = weight.shape[1]
-        if rows not in self._blocks:
-            self._blocks[rows] = graph.constant(f"block_sums.{rows}", block_sums(rows))
-        if x not in self._sums:
-            self._sums[x] = graph.op("MatMul", x, self._blocks[rows])
-        matrix = pack_with_offsets(weight.T)
-        offsets = graph.constant(f"{name}.offsets", matrix.offsets)
-        main = self._packed_product(graph, x, name, matrix.packed, None)
-        return graph.op("Add", main, graph.op("MatMul", self._sums[x], offsets), out=out)
 
 
 class GraphWriter:
@@ -193,13 +129,31 @@ class GraphWriter:
             return y
         return self.op("Add", y, self.constant(f"{name}.bias", bias), out=out)
 
-    def head(self, x: str, name: str, weight: Array) -> str:
-        """The last product, whose output `logits` is float32 whatever the form."""
-        if self.form.dtype == np.float32:
+    def head(self, x: str, name: str, weight: Array, *, softcap: float | None = None) -> str:
+        """The last product, whose output `logits` is float32 whatever the form.
+
+        Args:
+            softcap: c, where logits are c * tanh(logits / c).
+        """
+        is_float = self.form.dtype == np.float32
+        if is_float and softcap is None:
             return self.linear(x, name, weight, out="logits")
         from onnx import TensorProto
 
-        return self.op("Cast", self.linear(x, name, weight), out="logits", to=TensorProto.FLOAT)
+        y = self.linear(x, name, weight)
+        if softcap is not None:
+            cap = self.constant("softcap", np.array(softcap, np.float32))
+            y = self.op("Tanh", self.op("Div", y, cap))
+            y = self.op("Mul", y, cap, out="logits" if is_float else None)
+        return y if is_float else self.op("Cast", y, out="logits", to=TensorProto.FLOAT)
+
+    def cache_positions(self) -> str:
+        """0, 1, ... S - 1: int64 [S]."""
+        if self.form.cache_length is not None:
+            return self.constant("cache_positions", np.arange(self.form.cache_length))
+        zero, one, three = (self.constant(f"{n}", np.array(n)) for n in (0, 1, 3))
+        length = self.op("Gather", self.op("Shape", "attention_mask"), three)
+        return self.op("Range", zero, length, one)
 
     def rms_norm(self, x: str, name: str, scale: Array, epsilon: float) -> str:
         """Root mean square normalisation over the last axis."""

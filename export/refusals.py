@@ -60,6 +60,9 @@ def _reason(config: Mapping[str, Any]) -> str | None:
 
 
 def _attention_reason(config: Mapping[str, Any]) -> str | None:
+    kind = config.get("model_type")
+    if kind in architectures.names() and architectures.find(kind).masks_windows:
+        return None
     layer_types = config.get("layer_types")
     if layer_types:
         other = sorted({t for t in layer_types if t != "full_attention"})

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from specdec.artifact import GRAPH
 from specdec.decoder.batch import MAX_SHARED_ROWS
-from specdec.errors import InvalidRequest, SpecdecError
+from specdec.errors import InvalidRequest, SpecdecError, UnsupportedModel
 from specdec.export.graph import INPUTS
 from specdec.export.tensorrt_graph import TensorRTForm, TensorRTPrecision
 from specdec.export.tensorrt_memory import Estimate, estimate, refuse_too_large
@@ -23,8 +23,8 @@ from specdec.plan import FILE as PLAN_FILE
 from specdec.plan import PLAN, Plan, import_tensorrt
 
 _STRIDE = 64  # cache positions: rows of every slot start aligned
-_LEAST_ROWS = 128  # what the load-time probe evaluates in one pass, and some
-_MIN_CAPABILITY = {"fp8": 89, "bf16": 80}
+_LEAST_LENGTH, _LEAST_ROWS = 512, 128  # what the load-time probe uses
+_MIN_CAPABILITY = {"fp8": 89, "bf16": 80, "int4": 80}
 
 
 class CompileFailed(SpecdecError):
@@ -41,7 +41,8 @@ class Shapes(NamedTuple):
     @property
     def cache_length(self) -> int:
         """S. Every sequence of a pass is padded to the longest, behind its last position."""
-        return -(-(self.max_sequence_length + MAX_SHARED_ROWS) // _STRIDE) * _STRIDE
+        needed = max(self.max_sequence_length + MAX_SHARED_ROWS, _LEAST_LENGTH)
+        return -(-needed // _STRIDE) * _STRIDE
 
     def check(self) -> None:
         """Raises `InvalidRequest`."""
@@ -124,7 +125,15 @@ class Compiler:
         return plan.provenance if whole else None
 
     def accept(self, architecture: Any) -> Estimate:
-        """Announce the memory it needs. Raises `UnsupportedModel` if the card has less."""
+        """Announce the memory it needs.
+
+        Raises `UnsupportedModel`: the card has less, or TensorRT cannot express the model.
+        """
+        if "softcap" in architecture.attention_attributes():
+            raise UnsupportedModel(
+                "this model caps attention scores, which TensorRT's attention does not: "
+                "use --runtime onnxruntime"
+            )
         needed = estimate(
             architecture,
             self._precision,
@@ -210,9 +219,12 @@ class Compiler:
         return profile
 
     def _load_timing_cache(self, config: Any) -> Any:
-        """What earlier builds measured about kernels; a file of another version counts as empty."""
+        """What earlier builds measured about kernels; a file of another version counts as empty.
+
+        TensorRT-RTX measures nothing while it compiles, and has only the shell of this.
+        """
         path = self._timing_cache
-        if path is None:
+        if path is None or self.runtime == "tensorrt-rtx":
             return None
         cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
         if not config.set_timing_cache(cache, ignore_mismatch=False):

@@ -8,6 +8,7 @@ inputs and for int8 and fp8 with one scale per output; int8 in blocks is unpacke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -18,6 +19,7 @@ from specdec.export.graph import Array, GraphWriter
 
 # Inputs that share a scale in int4, the first that divides the number of inputs.
 _BLOCK_SIZES = (128, 64, 32)
+_PART_BYTES = 2 << 20  # temporaries are several times as large
 _CLIPS = (1.0, 0.9, 0.8, 0.7)  # shares of a block's range that are tried as the largest value
 
 
@@ -76,6 +78,15 @@ class TensorRTForm:
 
 
 Quantised = tuple[Array, Array, dict[str, int]]  # [K, N], scales, attributes of the operator
+
+
+def _in_parts(quantise: Callable[[Array], Quantised], weight: Array) -> Quantised:
+    """The same result, some outputs at a time: temporaries are several times the weights."""
+    size = max(1, _PART_BYTES // weight[0].nbytes)
+    parts = [quantise(weight[i : i + size]) for i in range(0, len(weight), size)]
+    values = np.concatenate([part[0] for part in parts], axis=1)
+    scales = np.concatenate([part[1] for part in parts], axis=-1)
+    return values, scales, parts[0][2]
 
 
 def quantise_int8(weight: Array) -> Quantised:

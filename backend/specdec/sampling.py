@@ -110,6 +110,16 @@ def sample(
     return token_id, float(row[token_id]) - peak - math.log(_mass(row, peak))
 
 
+def is_plain_greedy(sampling: SamplingParams) -> bool:
+    """Whether every draw is the most likely token, whatever came before it."""
+    return (
+        (sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1)
+        and sampling.repetition_penalty == 1.0
+        and sampling.presence_penalty == sampling.frequency_penalty == 0.0
+        and not (sampling.logit_bias or sampling.bad_words or sampling.min_tokens)
+    )
+
+
 def _mass(logits: Floats, peak: float, temperature: float = 1.0) -> float:
     """Sum of exp((logits - peak) / temperature).
 

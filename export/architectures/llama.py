@@ -27,6 +27,7 @@ class Architecture:
     head_size: int
     vocab_size: int
     max_position_embeddings: int
+    masks_windows = False  # whether layers of type `sliding_attention` are written as such
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -41,14 +42,17 @@ class Architecture:
 
     def refuse_unsupported(self) -> None:
         """Raises `UnsupportedModel` for what this graph cannot express."""
-        rope_type = (self.config.rope_parameters or {}).get("rope_type", "default")
-        if rope_type not in _ROPE_TYPES:
-            raise UnsupportedModel(
-                f"rope type {rope_type!r} is not supported: supported are {', '.join(_ROPE_TYPES)}"
-            )
+        self.refuse_rope(self.config.rope_parameters)
         if self.config.hidden_act != "silu":
             raise UnsupportedModel(
                 f"hidden_act {self.config.hidden_act!r} is not supported: supported is silu"
+            )
+
+    def refuse_rope(self, parameters: dict[str, Any] | None) -> None:
+        rope_type = (parameters or {}).get("rope_type", "default")
+        if rope_type not in _ROPE_TYPES:
+            raise UnsupportedModel(
+                f"rope type {rope_type!r} is not supported: supported are {', '.join(_ROPE_TYPES)}"
             )
 
     @property
@@ -59,22 +63,21 @@ class Architecture:
     def write(self, graph: GraphWriter, weights: Weights) -> None:
         """Add every node and weight, from `input_ids` to `logits`."""
         graph.declare(self.num_layers, self.num_key_value_heads, self.head_size)
-        cos, sin = self.rotary_tables()
-        graph.constant("rotary.cos", cos)
-        graph.constant("rotary.sin", sin)
-        table_name = "model.embed_tokens.weight"
-        table = weights.get(table_name, (self.vocab_size, self.hidden_size))
-        x = graph.op("Gather", graph.constant(table_name, table), "input_ids")
+        self.write_tables(graph)
+        # The largest tensors: read when they are written, and not kept.
+        table, head = "model.embed_tokens.weight", "lm_head.weight"
+        shape = (self.vocab_size, self.hidden_size)
+        x = graph.op("Gather", graph.constant(table, weights.get(table, shape)), "input_ids")
+        x = self.scale_embeddings(graph, x)
         for layer in range(self.num_layers):
             x = self.write_layer(graph, weights, x, layer)
         x = graph.op("Gather", x, "output_rows")  # the head runs on these rows only
         x = self.norm(graph, weights, x, "model.norm.weight")
-        head = "lm_head.weight"
         if self.config.tie_word_embeddings:
             weights.skip(head)
-        else:
-            table = weights.get(head, table.shape)
-        graph.head(x, "lm_head", table)
+            head = table
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        graph.head(x, "lm_head", weights.get(head, shape), softcap=cap)
         weights.refuse_unread()
 
     def write_layer(self, graph: GraphWriter, weights: Weights, x: str, layer: int) -> str:
@@ -90,7 +93,7 @@ class Architecture:
         prefix = f"model.layers.{layer}.self_attn"
         query_key, value = self.project(graph, weights, x, prefix)
         query_key = self.normalise_heads(graph, weights, query_key, prefix)
-        rotated = graph.op("RotaryEmbedding", query_key, "rotary.cos", "rotary.sin", "position_ids")
+        rotated = self.rotate(graph, query_key, layer)
         query, key = self.split_heads(graph, rotated, [self.num_heads, self.num_key_value_heads])
         for kind, new in (("key", key), ("value", value)):
             graph.op(
@@ -101,14 +104,33 @@ class Architecture:
                 out=f"present_{kind}_{layer}",
                 axis=-2,
             )
-        y = graph.op(
-            "Attention", query, f"present_key_{layer}", f"present_value_{layer}", "attention_mask"
-        )
+        present = (f"present_key_{layer}", f"present_value_{layer}")
+        mask = self.mask(graph, layer)
+        y = graph.op("Attention", query, *present, mask, **self.attention_attributes())
         size = self.num_heads * self.head_size
         y = graph.op("Transpose", y, perm=[0, 2, 1, 3])  # [B, T, heads, D]
         y = graph.op("Reshape", y, graph.constant("attention.rows", [-1, size]))
         y = graph.op("Gather", y, "flat_index")  # [N, heads * D]
         return self.linear(graph, weights, y, f"{prefix}.o_proj", (self.hidden_size, size))
+
+    def rotate(self, graph: GraphWriter, query_key: str, layer: int) -> str:
+        """Hook for relatives whose layers differ in their positions."""
+        return graph.op("RotaryEmbedding", query_key, "rotary.cos", "rotary.sin", "position_ids")
+
+    def mask(self, graph: GraphWriter, layer: int) -> str:
+        """Hook for relatives whose layers differ in what they see: bool [B, 1, T, S]."""
+        return "attention_mask"
+
+    def attention_attributes(self) -> dict[str, float]:
+        """Hook for relatives that scale or cap the scores in their own way."""
+        return {}
+
+    def activate(self, graph: GraphWriter, gate: str) -> str:
+        return graph.op("Mul", gate, graph.op("Sigmoid", gate))
+
+    def scale_embeddings(self, graph: GraphWriter, x: str) -> str:
+        """Hook for relatives that do: [N, hidden]."""
+        return x
 
     def project(self, graph: GraphWriter, weights: Weights, x: str, prefix: str) -> tuple[str, str]:
         """One product for queries, keys and values: it reads x once.
@@ -151,8 +173,7 @@ class Architecture:
         wide, narrow = self.config.intermediate_size, self.hidden_size
         gate = self.linear(graph, weights, x, f"{prefix}.gate_proj", (wide, narrow))
         up = self.linear(graph, weights, x, f"{prefix}.up_proj", (wide, narrow))
-        gate = graph.op("Mul", gate, graph.op("Sigmoid", gate))
-        y = graph.op("Mul", gate, up)
+        y = graph.op("Mul", self.activate(graph, gate), up)
         return self.linear(graph, weights, y, f"{prefix}.down_proj", (narrow, wide))
 
     def linear(
@@ -167,7 +188,16 @@ class Architecture:
         scale = weights.get(name, (size or self.hidden_size,))
         return graph.rms_norm(x, name, scale, self.config.rms_norm_eps)
 
-    def rotary_tables(self) -> tuple[Array, Array]:
+    def write_tables(self, graph: GraphWriter) -> None:
+        """What all layers share."""
+        self.write_rotary_tables(graph)
+
+    def write_rotary_tables(self, graph: GraphWriter) -> None:
+        cos, sin = self.rotary_tables()
+        graph.constant("rotary.cos", cos)
+        graph.constant("rotary.sin", sin)
+
+    def rotary_tables(self, *layer_type: str) -> tuple[Array, Array]:
         """cos and sin, float32 [max_position_embeddings, D/2] each.
 
         Made by transformers' own module, in its precision, so that every scaling it knows is
@@ -175,13 +205,13 @@ class Architecture:
         """
         import torch
 
-        kind = self.config.model_type
+        kind = self.config.model_type.removesuffix("_text")  # the folder of a model with images
         module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
         rotary = next(
             v for n, v in vars(module).items() if n.endswith("RotaryEmbedding") and n[0] != "_"
         )(self.config)
         positions = torch.arange(self.max_position_embeddings)[None]
-        cos, sin = (t[0].numpy() for t in rotary(torch.zeros(1), positions))
+        cos, sin = (t[0].numpy() for t in rotary(torch.zeros(1), positions, *layer_type))
         if cos.shape[-1] != self.head_size:
             raise UnsupportedModel(
                 f"rotary size {cos.shape[-1]} is not supported: expected the head size, "

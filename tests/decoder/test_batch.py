@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Share, build, plan
+from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Share, build, cut, plan
 
 
 def make(shares, lengths, *, length=256, min_rows=2, max_position=4096):
@@ -142,3 +142,33 @@ def test_distant_slots_of_a_long_cache_are_separate_passes():
 def test_a_long_chunk_is_alone():
     shares = [Share(i, 0, [1] * (MAX_SHARED_ROWS + 1), 0) for i in range(2)]
     assert len(plan(shares, length=256)) == 2
+
+
+def test_cut_keeps_tokens_in_order_and_outputs_with_their_rows():
+    long, short = Share(0, 10, list(range(10)), 4), Share(1, 0, [7, 8], 2)
+    assert cut([long, short], None) == [[long, short]]
+    assert cut([long, short], 10) == [[long, short]]
+    assert cut([long, short], 4) == [
+        [Share(0, 10, [0, 1, 2, 3], 0), short],
+        [Share(0, 14, [4, 5, 6, 7], 2)],
+        [Share(0, 18, [8, 9], 2)],
+    ]
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.data())
+def test_cut_loses_nothing(size, max_rows, data):
+    outputs = data.draw(st.integers(0, size))
+    parts = [p for (p,) in cut([Share(3, 5, list(range(size)), outputs)], max_rows)]
+    assert [t for p in parts for t in p.token_ids] == list(range(size))
+    assert [p.start for p in parts] == [5 + p.token_ids[0] for p in parts]
+    rows = [t for p in parts for t in p.token_ids[len(p.token_ids) - p.num_outputs :]]
+    assert rows == list(range(size - outputs, size))
+    assert max(len(p.token_ids) for p in parts) <= max_rows
+
+
+@given(st.lists(st.integers(1, 128), min_size=1, max_size=16))
+def test_no_pass_has_more_rows_than_the_runtime_takes(sizes):
+    shares = [Share(i, 0, [1] * size, 1) for i, size in enumerate(sizes)]
+    passes = plan(shares, length=256, max_rows=128)
+    assert all(sum(len(s.token_ids) for s in p) <= 128 for p in passes)
+    assert sorted(s.slot for p in passes for s in p) == list(range(len(sizes)))

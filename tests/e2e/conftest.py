@@ -11,7 +11,6 @@ from support.serving import MAX_RUNNING, MAX_WAITING, serve
 from support.tiny import export_tiny
 
 
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """One random model at any precision: each is a draft that often agrees with the others."""

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from support.processes import wait_until
-from support.serving import PUBLISHED
+from support.serving import MAX_RUNNING, MAX_WAITING, PUBLISHED
 from support.triton_client import Stream
 
 pytestmark = pytest.mark.server
@@ -97,6 +97,21 @@ def test_a_whole_batch_is_cancelled(served):
     after = served.settled_metrics()
     assert after["requests_cancelled_total"] == before["requests_cancelled_total"] + 20
     assert after["requests_finished_total"] == before["requests_finished_total"]
+
+
+def test_waiting_requests_leave_the_line(served):
+    """They make room in it although nothing of what runs has ended."""
+    running = [served.call(text_input=f"running {i}", max_tokens=400) for i in range(MAX_RUNNING)]
+    for call in running:
+        call.read()
+    waiting = [served.call(text_input="doomed", **ENDLESS) for _ in range(MAX_WAITING)]
+    wait_until(lambda: served.metrics()["num_requests_waiting"] == MAX_WAITING, 2)
+    for call in waiting:
+        call.cancel()
+    wait_until(lambda: served.metrics()["num_requests_waiting"] == 0, 1)
+    assert served.metrics()["num_requests_running"] == MAX_RUNNING
+    for call in running:
+        call.cancel()
 
 
 def test_a_cancelled_request_leaves_a_usable_prefix(served):

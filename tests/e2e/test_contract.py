@@ -9,7 +9,7 @@ import tritonclient.grpc as triton
 
 from support.serving import ALL, infer_request
 from support.tiny import CHATML
-from support.triton_client import Stream, infer_inputs, is_final
+from support.triton_client import Stream, infer_inputs
 
 pytestmark = pytest.mark.server
 
@@ -106,9 +106,7 @@ def test_the_longest_possible_sequence(served):
     ids = list(range(3, 300)) * 7
     room = 2048 - len(ids[:2000])
     answers = [
-        served.ask(
-            input_ids=ids[:2000], max_tokens=room, num_draft_tokens=k, drafter="draft_model"
-        )
+        served.ask(input_ids=ids[:2000], max_tokens=room, num_draft_tokens=k, drafter="draft_model")
         for k in (0, 16)
     ]
     assert len(answers[0].ids()) == room
@@ -166,9 +164,11 @@ def test_perf_metrics_come_with_the_last_response(served):
     answer = served.ask(
         PROMPT, return_perf_metrics=True, drafter="draft_model", num_draft_tokens=4, max_tokens=60
     )
-    names = {
-        f"kv_cache_{what}_blocks" for what in ("alloc_new", "reused", "alloc_total")
-    } | {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+    names = {f"kv_cache_{what}_blocks" for what in ("alloc_new", "reused", "alloc_total")} | {
+        "acceptance_rate",
+        "total_accepted_draft_tokens",
+        "total_draft_tokens",
+    }
     times = [
         "arrival_time_ns",
         "first_scheduled_time_ns",
@@ -178,9 +178,7 @@ def test_perf_metrics_come_with_the_last_response(served):
     assert all(len(answer.rows(name)) == 1 for name in [*names, *times])
     values = [int(answer.rows(name)[0][0]) for name in times]
     assert values == sorted(values)
-    drafted, accepted = (
-        answer.count(f"total_{kind}draft_tokens") for kind in ("", "accepted_")
-    )
+    drafted, accepted = (answer.count(f"total_{kind}draft_tokens") for kind in ("", "accepted_"))
     assert 0 < accepted <= drafted
     assert answer.rows("acceptance_rate")[0][0] == pytest.approx(accepted / drafted)
     assert accepted == sum(int(row.sum()) for row in answer.rows("from_draft"))

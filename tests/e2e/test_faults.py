@@ -1,10 +1,16 @@
 """Model processes that die: without its draft a server goes on plainly, without its target it
-says so. Triton itself never starts such a process again and still calls itself healthy."""
+says so. Triton itself never starts such a process again and still calls itself healthy.
 
+The tests take one process after another from the same server, in this order.
+"""
+
+import contextlib
 import time
 
+import grpc
 import pytest
 
+from specdec.launcher.server import ServerFailed
 from support.serving import serve
 
 pytestmark = pytest.mark.server
@@ -52,7 +58,6 @@ def test_without_its_draft_requests_go_on_plainly(mortal):
 
 
 def test_without_its_target_requests_end_with_an_error(mortal):
-    """Runs last: nothing works afterwards."""
     running = start(mortal, 16, max_tokens=1900)
     waiting = [mortal.call(text_input="waiting") for _ in range(8)]
     before = mortal.settled_metrics()
@@ -73,3 +78,16 @@ def test_without_its_target_requests_end_with_an_error(mortal):
     assert mortal.post(json={"text_input": "too late", "max_tokens": 4}).json() == {
         "error": "model target: its process died"
     }
+
+
+def test_a_dead_process_is_noticed_and_its_clients_let_go(mortal):
+    """Triton would leave them hanging: whoever waits for the server has to end it."""
+    mortal.kill("speculative")
+    call = mortal.call(text_input="nobody reads this")
+    with pytest.raises(ServerFailed, match="a model process died"):
+        mortal.server.wait()
+    begin = time.monotonic()
+    mortal.server.stop()
+    with contextlib.suppress(grpc.RpcError):
+        assert call.finish().errors
+    assert time.monotonic() - begin < 5

@@ -207,7 +207,7 @@ def test_odd_requests_are_served(served, name):
 
 def test_a_stream_beside_them_is_untouched(served):
     """All of the above while one sequence runs: it goes on, and writes the same."""
-    call = served.call(text_input="long", max_tokens=1500)
+    call = served.call(text_input="long", max_tokens=1200)
     call.read()
     for make, expected in OVER_GRPC.values():
         assert expected in refusal(served, make())
@@ -215,4 +215,4 @@ def test_a_stream_beside_them_is_untouched(served):
         assert expected in served.post(content=body).text
     # It was still running when the last bad request was answered.
     assert served.settled_metrics()["num_requests_running"] == 1
-    assert call.finish().bits == served.ask("long", max_tokens=1500, num_draft_tokens=0).bits
+    assert call.finish().bits == served.ask("long", max_tokens=1200, num_draft_tokens=0).bits

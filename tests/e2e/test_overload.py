@@ -25,7 +25,8 @@ def test_the_line_is_bounded(served):
     assert all(len(answer.ids()) == 150 for answer in accepted)
     for answer in refused:
         found = re.fullmatch(
-            r"the server is full: (\d+) running, (\d+) waiting, at most 8 may wait; try again later",
+            r"the server is full: (\d+) running, (\d+) waiting, "
+            r"at most 8 may wait; try again later",
             answer.errors[0],
         )
         assert int(found[1]) + int(found[2]) == CAPACITY

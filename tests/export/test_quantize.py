@@ -78,7 +78,8 @@ def test_arrays_equal_those_of_onnxruntime_s_own_quantizer(bits: int) -> None:
 def test_the_operator_multiplies_by_the_unpacked_matrix(tmp_path: Path, bits: int) -> None:
     import onnxruntime
 
-    from specdec.export.graph import GraphWriter, OnnxForm
+    from specdec.export.forms import OnnxForm
+    from specdec.export.graph import GraphWriter
 
     rng = np.random.default_rng(2)
     weight = rng.normal(size=(48, 128)).astype(np.float32)  # [out, in]

@@ -1,32 +1,71 @@
 """The controller against a simulated machine: never much worse than the best fixed length."""
 
+import time
 from itertools import pairwise
+from statistics import fmean
 
+import numpy as np
 import pytest
 
-from specdec.speculation.controller import Candidate, Controller
+from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
-from specdec.types import Proposal
+from specdec.speculation.planner import Candidate
+from specdec.types import PassCost, Proposal
 from support.world import CAP, MACHINES, World, fitted
 
 ALPHAS = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]
+FEWER = [0.0, 0.2, 0.5, 0.7, 0.9, 1.0]
+FEW = [0.0, 0.5, 0.8, 1.0]
 WARM_UP = 50
+LATER = 150
+# Batch -> odds.
+CASES = {1: ALPHAS, 4: FEWER, 16: FEWER, 64: FEW}
+# A lone text tells one bit per token: at odds near the break-even of a draft model (0.05 to 0.2
+# here) one in twenty misleads for all of 50 steps, so this regret is a mean over texts.
+NUM_TEXTS = 2
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 64, 256])
+def regret(world, alphas, later=LATER):
+    """Goodput after the warm-up against (the best fixed length, K = 0), and of the whole run
+    against K = 0."""
+    start, end = world.goodput(alphas, WARM_UP), world.goodput(alphas, later)
+    plain = world.fixed_goodput(alphas, 0)
+    whole = (WARM_UP * start + later * end) / (WARM_UP + later)
+    return end / world.best_fixed(alphas), end / plain, whole / plain
+
+
+def check(found, alpha):
+    best, plain, whole = (fmean(values) for values in zip(*found, strict=True))
+    assert best >= 0.95, (alpha, found)
+    assert plain >= 0.98, (alpha, found)
+    assert whole >= 0.97, (alpha, found)
+
+
+@pytest.mark.parametrize("batch", CASES)
 @pytest.mark.parametrize("drafter", ["free", "model"])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_regret_against_the_best_fixed_length(machine, drafter, batch):
-    for alpha in ALPHAS:
-        world = World(MACHINES[machine], drafter)
-        alphas = [alpha] * batch
-        start = world.goodput(alphas, WARM_UP)
-        later = world.goodput(alphas, 150)
-        fixed = [world.fixed_goodput(alphas, k) for k in range(CAP + 1)]
-        assert later >= 0.95 * max(fixed), (alpha, later / max(fixed), world.lengths[-20:])
-        assert later >= 0.98 * fixed[0], (alpha, later / fixed[0])
-        whole = (WARM_UP * start + 150 * later) / (WARM_UP + 150)
-        assert whole >= 0.97 * fixed[0], (alpha, whole / fixed[0])
+    num_texts = NUM_TEXTS if (batch, drafter) == (1, "model") else 1
+    for alpha in CASES[batch]:
+        worlds = [
+            World(MACHINES[machine], drafter, max(2, batch), seed=seed) for seed in range(num_texts)
+        ]
+        check([regret(world, [alpha] * batch) for world in worlds], alpha)
+
+
+@pytest.mark.parametrize("drafter", ["free", "model"])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_regret_of_a_crowd(machine, drafter):
+    for alpha in (0.1, 0.8):
+        world = World(MACHINES[machine], drafter, 256)
+        check([regret(world, [alpha] * 256, later=20)], alpha)
+
+
+@pytest.mark.parametrize("drafter", ["free", "model"])
+def test_regret_where_passes_take_uneven_times(drafter):
+    for alpha in (0.1, 0.5, 0.9):
+        worlds = [World(MACHINES["cpu"], drafter, noise=0.15, seed=seed) for seed in range(3)]
+        check([regret(world, [alpha] * 4) for world in worlds], alpha)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -35,8 +74,7 @@ def test_a_batch_of_unlike_texts_drafts_for_the_likely_ones(machine, drafter):
     world = World(MACHINES[machine], drafter)
     alphas = [0.9, 0.05, 0.9, 0.05]
     world.goodput(alphas, WARM_UP)
-    fixed = max(world.fixed_goodput(alphas, k) for k in range(CAP + 1))
-    assert world.goodput(alphas, 150) >= 0.98 * fixed
+    assert world.goodput(alphas, LATER) >= 0.98 * world.best_fixed(alphas)
 
 
 def test_no_draft_call_when_the_draft_is_always_wrong():
@@ -47,27 +85,48 @@ def test_no_draft_call_when_the_draft_is_always_wrong():
     assert 1 <= world.num_draft_calls - before <= 400 // 10  # it asks now and then, not often
 
 
-def test_it_comes_back_when_the_text_turns():
-    world = World(MACHINES["cpu"], "model")
+def test_no_draft_call_where_even_right_tokens_do_not_pay():
+    """A row costs as much as a step gives: the machine is full."""
+    world = World(lambda n, rows: 1.0 * rows, "model")
+    world.goodput([1.0] * 8, 20)
+    before = world.num_draft_calls
+    world.goodput([1.0] * 8, 200)
+    assert world.num_draft_calls == before
+
+
+@pytest.mark.parametrize("drafter", ["free", "model"])
+def test_it_comes_back_when_the_text_turns(drafter):
+    world = World(MACHINES["cpu"], drafter)
     world.goodput([0.0], 200)
-    world.goodput([0.9], 150)
-    fixed = max(world.fixed_goodput([0.9], k) for k in range(CAP + 1))
-    assert world.goodput([0.9], 100) >= 0.95 * fixed
+    world.goodput([0.9], 100)
+    assert world.goodput([0.9], 100) >= 0.95 * world.best_fixed([0.9])
+
+
+@pytest.mark.parametrize("drafter", ["free", "model"])
+def test_it_gives_up_when_the_text_turns(drafter):
+    world = World(MACHINES["cpu"], drafter)
+    world.goodput([0.9] * 4, 200)
+    world.goodput([0.0] * 4, WARM_UP)
+    assert world.goodput([0.0] * 4, 100) >= 0.98 * world.fixed_goodput([0.0] * 4, 0)
 
 
 @pytest.mark.parametrize("drafter", ["free", "model"])
 def test_a_load_square_wave(drafter):
     world = World(MACHINES["cpu"], drafter)
     alone, many = [0.7], [0.7] * 32
-    best = {
-        len(alphas): max(world.fixed_goodput(alphas, k) for k in range(CAP + 1))
-        for alphas in (alone, many)
-    }
     for _ in range(3):
         world.goodput(alone, 40)
-        assert world.goodput(alone, 40) >= 0.95 * best[1]
+        assert world.goodput(alone, 40) >= 0.95 * world.best_fixed(alone)
         world.goodput(many, 20)
-        assert world.goodput(many, 60) >= 0.95 * best[32]
+        assert world.goodput(many, 40) >= 0.95 * world.best_fixed(many)
+    world.goodput(alone, 2)
+    assert min(world.lengths[-2:]) >= 2  # at once, not after another warm-up
+
+
+def test_a_lone_request_never_pays_for_the_load_before_it():
+    world = World(MACHINES["cpu"], "model")
+    world.goodput([0.9] * 32, 100)
+    assert world.goodput([0.9], 20) >= 0.95 * world.best_fixed([0.9])
 
 
 @pytest.mark.parametrize("alpha", [0.15, 0.4, 0.8])
@@ -79,6 +138,84 @@ def test_no_flapping(alpha):
     assert changes <= 20, tail
 
 
+@pytest.mark.parametrize(("alpha", "is_drafted"), [(0.95, True), (0.0, False)])
+def test_a_new_sequence_starts_from_the_servers_history(alpha, is_drafted):
+    world = World(MACHINES["cpu"], "model")
+    for _ in range(4):
+        world.goodput([alpha] * 4, 30)
+        for sequence_id in range(4):
+            world.controller.end(sequence_id)
+    new = Candidate(99, "model", CAP, num_undrafted=50)
+    limit = world.controller.limits([new])[0]
+    assert (limit >= 4) if is_drafted else (limit == 0)
+
+
+def test_a_newcomer_with_a_long_prompt_does_not_end_the_others_drafts():
+    world = World(MACHINES["cpu"], "model")
+    world.goodput([0.8] * 3, 60)
+    others = [Candidate(i, "model", CAP) for i in range(3)]
+    newcomer = Candidate(9, "model", CAP, num_undrafted=20_000)
+    *limits, late = world.controller.limits([*others, newcomer])
+    assert min(limits) >= 1
+    assert late == 0
+
+
+def _flat(world):
+    """Ignores load: rows are free."""
+    world.controller.target = CostModel.fit([PassCost(1, 1, 24.0), PassCost(1, 999, 24.0)])
+    world.controller.observe_pass = lambda *_, **__: None
+
+
+def _stubborn(world):
+    """Ignores what is accepted."""
+    for outlook in world.controller.outlooks.values():
+        outlook.observe = lambda *_: None
+
+
+def _greedy(world):
+    world.controller.trim = lambda _, proposals, **__: list(proposals)
+    world.controller.limits = lambda candidates: [c.limit for c in candidates]
+
+
+def _timid(world):
+    world.controller.limits = lambda candidates: [0 for _ in candidates]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "drafter", "alpha"),
+    [
+        (_flat, "free", 0.3),
+        (_stubborn, "free", 0.1),
+        (_stubborn, "model", 0.9),
+        (_greedy, "free", 0.3),
+        (_timid, "model", 0.9),
+    ],
+)
+def test_the_bounds_catch_a_controller_that_is_spoilt(spoil, drafter, alpha):
+    world = World(MACHINES["cpu"], drafter)
+    spoil(world)
+    with pytest.raises(AssertionError):
+        check([regret(world, [alpha] * 16, later=30)], alpha)
+
+
+@pytest.mark.parametrize(("batch", "seconds"), [(16, 0.0015), (256, 0.02)])
+def test_a_decision_takes_little_time(batch, seconds):
+    """The bounds are five times what two busy cores need, for other machines' sake."""
+    world = World(MACHINES["gpu"], "model", batch)
+    world.goodput([0.9] * batch, 10)
+    candidates = [Candidate(i, "model", CAP) for i in range(batch)]
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        limits = world.controller.limits(candidates)
+        proposals = [Proposal((1,) * limit) for limit in limits]
+        world.controller.trim(candidates, proposals)
+        for candidate, proposal in zip(candidates, proposals, strict=True):
+            world.controller.observe_text(candidate, proposal, (1, 1, 0))
+        times.append(time.perf_counter() - began)
+    assert min(times) < seconds
+
+
 def test_a_fixed_length_is_left_alone():
     controller = Controller(fitted(MACHINES["cpu"]), {}, ["free"])
     candidates = [Candidate(i, "free", CAP, is_fixed=True) for i in range(64)]
@@ -87,16 +224,37 @@ def test_a_fixed_length_is_left_alone():
     assert controller.trim(candidates, offered) == offered
 
 
+def test_a_fixed_length_leaves_no_room_for_the_others():
+    """On a machine with room for 16 rows the exact requests take it all."""
+    costs = CostModel.fit([PassCost(1, 1, 1.0), PassCost(1, 16, 1.0), PassCost(1, 32, 9.0)])
+    controller = Controller(costs, {}, ["free"])
+    fixed = [Candidate(i, "free", CAP, is_fixed=True) for i in range(2)]
+    free = [Candidate(2, "free", CAP)]
+    offered = [Proposal((1,) * CAP)] * 3
+    assert [len(p.token_ids) for p in controller.trim(fixed + free, offered)][:2] == [CAP, CAP]
+    alone = Controller(costs, {}, ["free"])
+    assert len(alone.trim(free, offered[2:])[0].token_ids) == CAP
+    assert len(controller.trim(fixed + free, offered)[2].token_ids) == 0
+
+
+def test_prompt_rows_use_up_the_cheap_part_of_the_pass():
+    costs = CostModel.fit([PassCost(1, 1, 1.0), PassCost(1, 16, 1.0), PassCost(1, 32, 9.0)])
+    one, offered = [Candidate(0, "free", CAP)], [Proposal((1,) * CAP)]
+    controller = Controller(costs, {}, ["free"])
+    assert len(controller.trim(one, offered)[0].token_ids) == CAP
+    assert len(controller.trim(one, offered, other_rows=64)[0].token_ids) == 0
+
+
 def test_reasons_are_told():
     controller = Controller(fitted(MACHINES["cpu"]), {}, ["free"])
-    one = Candidate(0, "free", CAP)
+    one = Candidate(0, "free", 32)
     controller.trim([one], [Proposal()])
     controller.trim([one], [Proposal((1,))])
     for _ in range(60):
         controller.observe_text(one, Proposal((1,) * CAP), [0])
-    controller.trim([one], [Proposal((1,) * CAP)])
+    controller.trim([one], [Proposal((1,) * 16)])
     for _ in range(400):
-        controller.observe_text(one, Proposal((1,) * CAP), [1] * CAP)
+        controller.observe_text(one, Proposal((1,) * CAP), [1, 1, 0])
     crowd = [Candidate(i, "free", CAP) for i in range(64)]
     controller.trim(crowd, [Proposal((1,) * CAP)] * 64)
     reasons, expected = controller.take()
@@ -107,7 +265,37 @@ def test_reasons_are_told():
     assert controller.take()[0] == {}
 
 
+def test_a_model_that_was_not_asked_had_more_than_nothing_to_propose():
+    world = World(MACHINES["cpu"], "model")
+    world.goodput([0.0], 100)
+    world.controller.take()
+    world.goodput([0.0], 10)
+    reasons, _ = world.controller.take()
+    assert reasons["none"] == 0
+    assert reasons["acceptance"] >= 8
+
+
 def test_a_limit_of_zero_is_nobodys_decision():
     controller = Controller(CostModel.fit(()), {}, ["none"])
     assert controller.trim([Candidate(0, "none", 0)], [Proposal()]) == [Proposal()]
     assert controller.take()[0] == {}
+
+
+def test_expected_tokens_are_about_what_comes():
+    world = World(MACHINES["gpu"], "free")
+    world.goodput([0.7] * 8, WARM_UP)
+    world.controller.take()
+    steps = [world.step([0.7] * 8)[0] for _ in range(50)]
+    assert world.controller.take()[1] == pytest.approx(sum(steps), rel=0.1)
+
+
+def test_odds_of_a_mixed_batch_come_from_each_ones_own_drafter():
+    controller = Controller(fitted(MACHINES["cpu"]), {}, ["good", "bad"])
+    good, bad = Candidate(0, "good", CAP), Candidate(1, "bad", CAP)
+    for _ in range(100):
+        controller.observe_text(good, Proposal((1,) * CAP), (1,) * CAP)
+        controller.observe_text(bad, Proposal((1,) * CAP), (0,))
+    kept = controller.trim([bad, good] * 8, [Proposal((1,) * CAP)] * 16)
+    lengths = np.array([len(p.token_ids) for p in kept])
+    assert lengths[::2].max() == 0
+    assert lengths[1::2].min() >= 4

@@ -58,9 +58,7 @@ class Served:
         self._stop = stop
         self.ports = server.ports
         # A kept-alive connection would delay the server's exit.
-        self.http = httpx.Client(
-            headers={"Connection": "close"}, timeout=SECONDS, trust_env=False
-        )
+        self.http = httpx.Client(headers={"Connection": "close"}, timeout=SECONDS, trust_env=False)
 
     # ---- gRPC ----------------------------------------------------------------------------
 

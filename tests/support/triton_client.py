@@ -17,16 +17,17 @@ _TYPES = {field.name: NUMPY_TYPES[field.datatype] for field in INPUTS}
 
 def infer_inputs(**inputs: Any) -> list[Any]:
     """Plain values as [1, n] tensors; numpy arrays as they are."""
-    tensors = []
-    for name, value in inputs.items():
-        if not isinstance(value, np.ndarray):
-            values = value if isinstance(value, list) else [value]
-            items = [v.encode() if isinstance(v, str) else v for v in values]
-            value = np.array([items], dtype=_TYPES[name])
-        tensor = triton.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
-        tensor.set_data_from_numpy(value)
-        tensors.append(tensor)
-    return tensors
+    return [_tensor(name, value) for name, value in inputs.items()]
+
+
+def _tensor(name: str, value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        values = value if isinstance(value, list) else [value]
+        items = [v.encode() if isinstance(v, str) else v for v in values]
+        return _tensor(name, np.array([items], dtype=_TYPES[name]))
+    tensor = triton.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
+    tensor.set_data_from_numpy(value)
+    return tensor
 
 
 class Stream:

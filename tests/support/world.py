@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specdec.decoder.costs import shapes
-from specdec.speculation.controller import Candidate, Controller
+from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
+from specdec.speculation.planner import Candidate
 from specdec.types import PassCost, Proposal
 
 CAP = 8
@@ -42,7 +43,7 @@ class World:
     drafter: str  # "free" or "model"
     num_slots: int = 64
     draft_share: float = 0.1  # a draft pass costs that much of a target pass of as many rows
-    noise: float = 0.0  # standard deviation of a pass's time
+    noise: float = 0.0  # standard deviation of the times it sees; the score knows better
     seed: int = 0
     lengths: list[float] = field(default_factory=list)  # mean draft length of each step
     num_draft_calls: int = 0
@@ -56,7 +57,7 @@ class World:
         self._undrafted: dict[int, int] = {}
 
     def step(self, alphas: list[float]) -> tuple[float, float]:
-        """One decode step of sequences 0, 1, ...; returns (expected tokens, milliseconds)."""
+        """One decode step of sequences 0, 1, ...; returns expected (tokens, milliseconds)."""
         candidates = [
             Candidate(i, self.drafter, CAP, num_undrafted=self._undrafted.get(i, PROMPT))
             for i in range(len(alphas))
@@ -66,8 +67,9 @@ class World:
         offered = [Proposal((1,) * limit) for limit in limits]
         kept = self.controller.trim(candidates, offered, draft_seconds=draft)
         rows = sum(1 + len(p.token_ids) for p in kept)
-        verify = self.cost(len(alphas), rows) * max(0.1, self._random.gauss(1.0, self.noise))
-        self.controller.observe_pass(len(alphas), rows, verify_seconds=verify, overhead_seconds=0.0)
+        verify = self.cost(len(alphas), rows)
+        seen = verify * max(0.1, self._random.gauss(1.0, self.noise))
+        self.controller.observe_pass(len(alphas), rows, verify_seconds=seen, overhead_seconds=0.0)
         tokens = 0.0
         for alpha, candidate, proposal, offer in zip(
             alphas, candidates, kept, offered, strict=True

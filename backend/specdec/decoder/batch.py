@@ -80,7 +80,26 @@ def _extent(share: Share) -> _Extent:
     return _Extent(share.slot, share.slot + 1, len(share.token_ids))
 
 
-def plan(shares: Seq[Share], *, length: int) -> list[list[Share]]:
+def cut(shares: Seq[Share], max_rows: int | None) -> list[list[Share]]:
+    """Cut shares of more than `max_rows` tokens into rounds that follow one another.
+
+    Outputs stay with the rows they belong to.
+    """
+    if max_rows is None or all(len(s.token_ids) <= max_rows for s in shares):
+        return [list(shares)]
+    rounds: list[list[Share]] = []
+    for slot, start, token_ids, num_outputs in shares:
+        without = len(token_ids) - num_outputs  # rows before the first output
+        for i, begin in enumerate(range(0, len(token_ids), max_rows)):
+            part = token_ids[begin : begin + max_rows]
+            outputs = 0
+            if i == len(rounds):
+                rounds.append([])
+            rounds[i].append(Share(slot, start + begin, part, outputs))
+    return rounds
+
+
+def plan(shares: Seq[Share], *, length: int, max_rows: int | None = None) -> list[list[Share]]:
     """Group shares into passes.
 
     Every sequence of a pass is padded to the longest and every slot between the first and the
@@ -91,10 +110,25 @@ def plan(shares: Seq[Share], *, length: int) -> list[list[Share]]:
     Args:
         shares: at most one per slot.
         length: cache positions of a slot.
+        max_rows: tokens a pass can have.
     """
     alone = [[s] for s in shares if len(s.token_ids) > MAX_SHARED_ROWS]
     shared = [s for s in shares if len(s.token_ids) <= MAX_SHARED_ROWS]
-    return (_split(shared, length) if shared else []) + alone
+    passes = (_split(shared, length) if shared else []) + alone
+    return passes if max_rows is None else [part for p in passes for part in _fit(p, max_rows)]
+
+
+def _fit(shares: list[Share], max_rows: int) -> list[list[Share]]:
+    """Consecutive shares of at most `max_rows` tokens in all."""
+    parts: list[list[Share]] = []
+    room = 0
+    for share in shares:
+        if len(share.token_ids) > room:
+            parts.append([])
+            room = max_rows
+        parts[-1].append(share)
+        room -= len(share.token_ids)
+    return parts
 
 
 def _split(shares: list[Share], length: int) -> list[list[Share]]:

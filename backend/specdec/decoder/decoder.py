@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from specdec.decoder.batch import Share
 from specdec.decoder.cache import Cache, Slot
 from specdec.decoder.costs import load_or_measure
 from specdec.decoder.probe import probe
-from specdec.decoder.runtimes import Runtime, load_runtime
+from specdec.decoder.runtimes import Logits, Runtime, load_runtime
 from specdec.errors import DecoderFailed
-from specdec.sampling import sample
+from specdec.sampling import is_plain_greedy, sample
 from specdec.types import DecoderInfo, Extend, Extended, ExtendResult, SamplingParams
 
 
@@ -119,17 +118,19 @@ class CachedDecoder:
     ) -> None:
         """Run the passes that these shares need; sample, and publish each pass that succeeded."""
         by_slot = {s.slot: (q, o) for s, q, o in zip(shares, sequences, outputs, strict=True)}
-        for group in batch.plan(shares, length=self._runtime.length):
-            logits = self._forward(group)
-            row = 0
-            for share in group:
-                sequence, output = by_slot[share.slot]
-                sequence.slot.length = share.start + len(share.token_ids)
-                rows = logits[row : row + share.num_outputs]
-                row += share.num_outputs
-                self._sample(rows, sequence, output)
+        max_rows = self._runtime.max_rows
+        for parts in batch.cut(shares, max_rows):
+            for group in batch.plan(parts, length=self._runtime.length, max_rows=max_rows):
+                logits = self._forward(group)
+                row = 0
+                for share in group:
+                    sequence, output = by_slot[share.slot]
+                    sequence.slot.length = share.start + len(share.token_ids)
+                    rows = slice(row, row + share.num_outputs)
+                    row += share.num_outputs
+                    self._sample(logits, rows, sequence, output)
 
-    def _forward(self, group: Seq[Share]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _forward(self, group: Seq[Share]) -> Logits:
         """One pass: logits [R, V]."""
         first, last = min(s.slot for s in group), max(s.slot for s in group) + 1
         min_rows = self._info.min_rows
@@ -144,22 +145,26 @@ class CachedDecoder:
             )
         )
 
-    def _sample(
-        self,
-        logits: np.ndarray[Any, np.dtype[np.float32]],
-        sequence: _Sequence,
-        output: _Outputs,
-    ) -> None:
-        """Draw after each of the slot's last len(logits) tokens: [rows, V]."""
-        slot = sequence.slot
-        for position, row in enumerate(logits, start=slot.length - len(logits) + 1):
+    def _sample(self, logits: Logits, rows: slice, sequence: _Sequence, output: _Outputs) -> None:
+        """Draw after each of the slot's last tokens, whose logits are `rows` of [R, V]."""
+        slot, num_tokens = sequence.slot, self._info.vocab_size
+        if rows.start == rows.stop:
+            return
+        if is_plain_greedy(sequence.sampling):
+            draws = self._runtime.most_likely(logits, rows, num_tokens)
+            if draws is not None:
+                output.token_ids += [draw.token_id for draw in draws]
+                output.logprobs += [draw.logprob for draw in draws]
+                return
+        first = slot.length - (rows.stop - rows.start) + 1
+        for position, row in enumerate(logits[rows], start=first):
             token_id, logprob = sample(
                 row,
                 sequence.sampling,
                 history=slot.tokens[:position],
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 position=position,
-                vocab_limit=self._info.vocab_size,
+                vocab_limit=num_tokens,
             )
             output.token_ids.append(token_id)
             output.logprobs.append(logprob)
@@ -220,7 +225,7 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
     )
     info = DecoderInfo(
         max_sequences=config.max_sequences,
-        max_sequence_length=min(config.max_sequence_length, artifact.max_position_embeddings),
+        max_sequence_length=_max_sequence_length(config, artifact, runtime),
         vocab_size=min(artifact.num_tokens, artifact.vocab_size),
         exactness=finding.exactness,
         min_rows=finding.min_rows,
@@ -228,3 +233,11 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
         costs=costs,
     )
     return CachedDecoder(runtime, info, artifact)
+
+
+def _max_sequence_length(config: DecoderConfig, artifact: Artifact, runtime: Runtime) -> int:
+    """Tokens a slot can hold; a pass pads every sequence to its longest, behind the last token."""
+    longest = min(config.max_sequence_length, artifact.max_position_embeddings)
+    if runtime.max_length is None:
+        return longest
+    return min(longest, runtime.max_length - batch.MAX_SHARED_ROWS)

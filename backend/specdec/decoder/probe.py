@@ -16,7 +16,7 @@ import numpy as np
 from specdec.artifact import Artifact
 from specdec.decoder import batch
 from specdec.decoder.batch import Share
-from specdec.decoder.runtimes import Runtime
+from specdec.decoder.runtimes import Logits, Runtime
 
 CANDIDATES = (1, 2, 4, 8, 16)
 _LENGTHS = (256, 512)  # cache positions to compare
@@ -77,9 +77,10 @@ class _Passes:
         shares = (others if beside else []) + [Share(slot, start, self._text[start:end], outputs)]
         logits = self._forward(shares)
         before = sum(s.num_outputs for s in shares[:-1])
-        return logits[before : before + outputs].copy()
+        found: Floats = logits[before : before + outputs].copy()
+        return found
 
-    def _forward(self, shares: list[Share]) -> Floats:
+    def _forward(self, shares: list[Share]) -> Logits:
         return self._runtime.forward(
             batch.build(
                 shares,

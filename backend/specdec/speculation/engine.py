@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from statistics import fmean
 
 from specdec.config import SpeculativeConfig
 from specdec.drafters.base import Drafter
@@ -18,6 +19,7 @@ from specdec.speculation.controller import Controller
 from specdec.speculation.metrics import Metrics, StepTimes
 from specdec.speculation.scheduler import Scheduler
 from specdec.speculation.sequence import Sequence
+from specdec.speculation.state import State, read
 from specdec.speculation.verifier import Work, verify
 from specdec.types import Decoder, Proposal, Verdict
 
@@ -45,6 +47,7 @@ class Engine:
         self.scheduler = Scheduler(config, max_sequences)
         self._changed = threading.Condition()  # guards the waiting line and `_stopping`
         self._stopping = False
+        metrics.state(self._read_state)
 
     # ---- any thread ----------------------------------------------------------------------
 
@@ -140,8 +143,8 @@ class Engine:
         """
         control = self._controller
         candidates = [s.candidate for s in decoding]
-        others = sum(control.target.predict(1, len(chunk.token_ids)) for chunk in chunks)
-        limits = control.limits(candidates, other_seconds=others)
+        prompt_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        limits = control.limits(candidates, other_rows=prompt_rows)
         groups: dict[Drafter, list[tuple[Sequence, int]]] = {}
         for sequence, limit in zip(decoding, limits, strict=True):
             if sequence.drafter and limit > 0:
@@ -149,7 +152,7 @@ class Engine:
         offers: dict[int, Proposal] = {}
         seconds = sum(self._ask(drafter, group, offers) for drafter, group in groups.items())
         proposals = [offers.get(s.sequence_id, Proposal()) for s in decoding]
-        kept = control.trim(candidates, proposals, other_seconds=others)
+        kept = control.trim(candidates, proposals, other_rows=prompt_rows, draft_seconds=seconds)
         return [
             Work(s, s.pending, proposal, offered=offered)
             for s, proposal, offered in zip(decoding, kept, proposals, strict=True)
@@ -171,9 +174,10 @@ class Engine:
             offers[sequence.sequence_id] = proposal
         if drafter.uses_model:
             num_rows = sum(s.num_undrafted for s in sequences)
-            self._controller.observe_draft(
-                drafter.name, len(sequences), num_rows, max(limits), result.compute_seconds
-            )
+            if all(proposal.token_ids for proposal in result.proposals):  # nobody still catches up
+                self._controller.observe_draft(
+                    drafter.name, limits, num_rows=num_rows, seconds=result.compute_seconds
+                )
             for sequence in sequences:
                 sequence.num_undrafted = 0
         if result.failed:
@@ -200,7 +204,9 @@ class Engine:
         num_kept = len(chunk.token_ids)
         assert 1 <= num_kept <= len(verdict.output_ids), (num_kept, verdict)
         sequence.token_ids.extend(chunk.token_ids)
-        sequence.num_undrafted += num_kept
+        # A draft model has seen its own tokens, all but the last.
+        num_followed = min(verdict.num_accepted, max(len(work.offered.token_ids) - 1, 0))
+        sequence.num_undrafted += num_kept - min(num_followed, num_kept)
         # Accepted rows are in the cache already; the last token of the text never is.
         sequence.num_cached = len(sequence.token_ids) - 1
         num_accepted = sum(chunk.from_draft)
@@ -232,7 +238,12 @@ class Engine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
         )
-        self._metrics.decided(*control.take())
+        length = fmean(len(work.proposal.token_ids) for work in drafts) if drafts else None
+        self._metrics.decided(*control.take(), length)
+        self._metrics.state(self._read_state)
+
+    def _read_state(self) -> dict[State, float]:
+        return read(self._controller, self.scheduler.max_running)
 
     def _fail(self, sequences: Seq[Sequence], error: SpecdecError) -> None:
         self._close(sequences)

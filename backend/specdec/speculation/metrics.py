@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specdec.speculation.controller import Reason
 from specdec.speculation.sequence import Sequence
+from specdec.speculation.state import State
 
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -48,6 +49,7 @@ COUNTERS = {
 GAUGES = {
     "num_requests_running": "Sequences in the running table",
     "num_requests_waiting": "Sequences in the waiting line",
+    "spec_decode_draft_length": "Verified draft tokens per decoding sequence in the last step",
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("Arrival to first token", SECONDS),
@@ -62,6 +64,7 @@ REASONS = {
     "load": "the batch fills the machine",
 }
 REASON = "spec_decode_decisions_total"
+STATE_SECONDS = 2.0  # between two looks at what the controller knows
 
 
 class StepTimes(NamedTuple):
@@ -78,6 +81,7 @@ class Snapshot:
     per_position: dict[int, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
+    states: dict[State, float] = field(default_factory=dict)
     observations: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -88,6 +92,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._now = Snapshot()
         self._num_step_tokens = 0
+        self._state_due = 0.0  # time.monotonic()
 
     def take(self) -> Snapshot:
         with self._lock:
@@ -117,9 +122,27 @@ class Metrics:
             self._now.gauges["num_requests_running"] = running
             self._now.gauges["num_requests_waiting"] = waiting
 
-    def decided(self, reasons: Mapping[Reason, int], expected_tokens: float) -> None:
-        """Why the controller let through what it did, and what it expects of it."""
+    def state(self, read: Callable[[], dict[State, float]]) -> None:
+        """Take what the controller knows, if that was not done lately."""
+        now = time.monotonic()
+        if now < self._state_due:
+            return
+        self._state_due = now + STATE_SECONDS
+        states = read()
         with self._lock:
+            self._now.states = states
+
+    def decided(
+        self, reasons: Mapping[Reason, int], expected_tokens: float, draft_length: float | None
+    ) -> None:
+        """Why the controller let through what it did, and what it expects of it.
+
+        Args:
+            draft_length: mean over decoding sequences; None where there are none.
+        """
+        with self._lock:
+            if draft_length is not None:
+                self._now.gauges["spec_decode_draft_length"] = draft_length
             self._add("spec_decode_expected_tokens_total", expected_tokens)
             for reason, count in reasons.items():
                 self._now.reasons[reason] = self._now.reasons.get(reason, 0) + count

@@ -19,13 +19,13 @@ class Scheduler:
 
     def __init__(self, config: SpeculativeConfig, max_running: int) -> None:
         self._config = config
-        self._max_running = min(config.max_running, max_running)
+        self.max_running = min(config.max_running, max_running)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
     def add(self, sequences: Seq[Sequence]) -> None:
         """Queue all or none. Raises `Overloaded` when they do not fit the waiting line."""
-        free = self._max_running - len(self.running) + self._config.max_waiting
+        free = self.max_running - len(self.running) + self._config.max_waiting
         found = len(self.waiting)
         if found + len(sequences) > free:
             raise Overloaded(
@@ -36,7 +36,7 @@ class Scheduler:
 
     def next_waiting(self) -> Sequence | None:
         """Move one sequence to running if there is room; the engine then opens its slot."""
-        if not self.waiting or len(self.running) >= self._max_running:
+        if not self.waiting or len(self.running) >= self.max_running:
             return None
         sequence = self.waiting.popleft()
         self.running.append(sequence)

@@ -9,7 +9,7 @@ from typing import Protocol
 from specdec.drafters import NONE
 from specdec.drafters.base import Drafter, DraftView
 from specdec.errors import SpecdecError
-from specdec.speculation.controller import Candidate
+from specdec.speculation.planner import Candidate
 from specdec.speculation.stream import TextStream
 from specdec.types import Chunk, Request, SpeculationStats
 

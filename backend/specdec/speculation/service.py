@@ -234,6 +234,8 @@ class Service:
             ", ".join(self.drafters),
         )
         self._ready.set()
+        if self._stopping.is_set():  # `stop` may have looked before there was an engine
+            self._engine.stop()
         self._engine.run()
 
     def _wait_for(self, model_name: str) -> tuple[Decoder, DecoderInfo] | None:

@@ -29,12 +29,14 @@ from specdec.speculation.metrics import (
     REASONS,
     Metrics,
 )
+from specdec.speculation.state import FAMILIES, State
 from specdec.wire import Arrays
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "specdec:"
 PUBLISH_SECONDS = 0.25
+STATE_PRECISION = 0.01  # a gauge of the controller's is as good as that
 DEAD = "is not healthy"  # Triton's words for a model whose process is gone
 DEAD_SECONDS = 30.0  # Triton starts it again only when an operator reloads the model
 
@@ -223,6 +225,11 @@ class MetricsPublisher:
         self._reasons = {
             reason: decisions.Metric(labels={**labels, "reason": reason}) for reason in REASONS
         }
+        self._labels = labels
+        self._state_families = {
+            name: self._family(name, text, kinds.GAUGE) for name, text in FAMILIES.items()
+        }
+        self._states: dict[State, tuple[Any, float]] = {}  # the gauge, its last value
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -252,9 +259,24 @@ class MetricsPublisher:
             self._reasons[reason].increment(count)
         for name, value in taken.gauges.items():
             self._gauges[name].set(value)
+        for state, value in taken.states.items():
+            if _is_safe(value):
+                self._set(state, value)
         for name, values in taken.observations.items():
             for value in filter(_is_safe, values):
                 self._histograms[name].observe(value)
+
+    def _set(self, state: State, value: float) -> None:
+        """A gauge of the controller's; each call takes a trip to the server, so only news go."""
+        if state not in self._states:
+            labels = {**self._labels, **dict(state.labels)}
+            gauge = self._state_families[state.family].Metric(labels=labels)
+        else:
+            gauge, last = self._states[state]
+            if abs(value - last) <= STATE_PRECISION * last:
+                return
+        gauge.set(value)
+        self._states[state] = gauge, value
 
 
 def _is_safe(value: float) -> bool:

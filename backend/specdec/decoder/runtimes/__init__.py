@@ -10,13 +10,29 @@ import importlib
 import pkgutil
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple, Protocol
 
 from specdec.artifact import Artifact
 from specdec.decoder.batch import Batch
 from specdec.errors import InvalidArtifact
+
+
+class Draw(NamedTuple):
+    """A token and its natural log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+class Logits(Protocol):
+    """Logits [R, V] of one pass; a NumPy array is one. Rows may be elsewhere until a slice of
+    them is taken."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Any:
+        """float32 [rows, V], a NumPy array."""
+        ...
 
 
 class Runtime(Protocol):
@@ -27,11 +43,22 @@ class Runtime(Protocol):
 
     num_slots: int
     length: int  # cache positions a slot has now, the graph's S
+    max_length: int | None  # the most `resize` can give; None: as memory allows
+    max_rows: int | None  # the most a pass can have, N, T and R each; None: as memory allows
 
-    def forward(self, batch: Batch) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def forward(self, batch: Batch) -> Logits:
         """Evaluate one pass; return logits [R, V], valid until the next call.
 
         Writes keys and values of slots [first, last) at write_index ... write_index + T - 1.
+        """
+        ...
+
+    def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> list[Draw] | None:
+        """What `sample` draws greedily from ids below `num_tokens` at some rows of what `forward`
+        returned; None where rows are cheap to read and the caller should draw.
+
+        A runtime answers always or never, so that a sequence's draws are all of one kind.
+        Raises `DecoderFailed`: a logit is not finite.
         """
         ...
 
@@ -51,12 +78,11 @@ def load_runtime(
 
     Raises `InvalidArtifact`: no such runtime, or the graph cannot be loaded.
     """
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    if artifact.runtime not in known:
-        raise InvalidArtifact(
-            f"{directory} needs runtime {artifact.runtime!r}: known are {', '.join(known)}"
-        )
-    module = importlib.import_module(f"{__name__}.{artifact.runtime}")
+    modules = {m.name.replace("_", "-"): m.name for m in pkgutil.iter_modules(__path__)}
+    if artifact.runtime not in modules:
+        known = ", ".join(sorted(modules))
+        raise InvalidArtifact(f"{directory} needs runtime {artifact.runtime!r}: known are {known}")
+    module = importlib.import_module(f"{__name__}.{modules[artifact.runtime]}")
     runtime: Runtime = module.load(
         artifact, directory, num_slots=num_slots, num_threads=num_threads
     )

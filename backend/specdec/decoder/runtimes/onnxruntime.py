@@ -37,6 +37,9 @@ def _aligned(shape: tuple[int, ...]) -> Array:
 class OnnxRuntime:
     """See `Runtime`."""
 
+    max_length: int | None = None
+    max_rows: int | None = None
+
     def __init__(self, session: Any, artifact: Artifact, *, num_slots: int) -> None:
         self.num_slots = num_slots
         self.length = FIRST_LENGTH
@@ -67,6 +70,9 @@ class OnnxRuntime:
             self._bindings.clear()
             raise DecoderFailed(f"the forward pass failed: {error}") from error
         return logits
+
+    def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> None:
+        """See `Runtime`: rows lie in this process's memory."""
 
     def _room_for_logits(self, num_rows: int) -> Array:
         if num_rows > len(self._logits):

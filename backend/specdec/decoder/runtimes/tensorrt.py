@@ -1,0 +1,247 @@
+"""TensorRT and TensorRT-RTX on one NVIDIA card.
+
+    slots  0 1 2 3 4 5 6 7     one tensor [num_slots, Hkv, S, D] for each layer's keys, and values
+               ^^^^^           a pass over slots [2, 5) has their addresses as past and as present
+
+Everything happens in one CUDA stream. Inputs lie in buffers that never move; passes are padded to
+a few shapes (see buckets.py), and one that comes again is replayed as a CUDA graph. Logits stay
+on the card until rows of them are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specdec.artifact import Artifact
+from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Batch
+from specdec.decoder.buckets import pad
+from specdec.decoder.cuda import Buffer, Cuda, DeviceLogits
+from specdec.decoder.runtimes import Draw
+from specdec.errors import DecoderFailed, InvalidArtifact
+from specdec.plan import PLAN, Plan, import_tensorrt
+
+_FIRST_LENGTH = 256  # cache positions in use before anything needs more
+_MAX_GRAPHS = 64  # remembered passes; the one not used longest goes
+_GRAPH_PLACES = 32  # passes of more places compute for long: a replay would save nothing
+
+log = logging.getLogger(__name__)
+
+
+class Engine(NamedTuple):
+    """A loaded plan; its parts need one another to stay."""
+
+    runtime: Any
+    engine: Any
+    context: Any
+    errors: list[str]  # what TensorRT has reported
+
+
+class _Pass(NamedTuple):
+    """What decides the addresses and shapes of a pass: equal ones can be replayed."""
+
+    first: int
+    last: int
+    places: int
+    num_rows: int
+    num_outputs: int
+
+
+class TensorRTRuntime:
+    """See `Runtime`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cuda: Any,
+        *,
+        plan: Plan,
+        artifact: Artifact,
+        num_slots: int,
+    ) -> None:
+        """Raises `RuntimeError`: the card has not enough memory."""
+        torch = cuda.torch
+        self.num_slots = num_slots
+        self.length = min(_FIRST_LENGTH, plan.cache_length)
+        self.max_length: int | None = plan.cache_length
+        self.max_rows: int | None = plan.max_rows
+        self._engine, self._cuda, self._plan = engine, cuda, plan
+        shape = (num_slots, artifact.num_key_value_heads, plan.cache_length, artifact.head_size)
+        dtype = getattr(torch, plan.dtype)
+        self._caches = {
+            f"{kind}_{i}": torch.zeros(shape, dtype=dtype, device=cuda.name)
+            for i in range(artifact.num_layers)
+            for kind in ("key", "value")
+        }
+        places = max(num_slots * MAX_SHARED_ROWS, plan.max_rows)
+        sizes = {
+            "input_ids": plan.max_rows,
+            "row_index": places,
+            "flat_index": plan.max_rows,
+            "position_ids": places,
+            "write_index": num_slots,
+            "output_rows": plan.max_rows,
+        }
+        self._inputs = {name: Buffer(cuda, size, torch.int64) for name, size in sizes.items()}
+        self._inputs["attention_mask"] = Buffer(cuda, places * plan.cache_length, torch.bool)
+        self._logits = torch.zeros(
+            (plan.max_rows, artifact.vocab_size), dtype=torch.float32, device=cuda.name
+        )
+        self._context = engine.context
+        self._captures = cuda.captures and plan.runtime == "tensorrt"  # RTX captures by itself
+        self._replays: OrderedDict[_Pass, Callable[[], None] | None] = OrderedDict()
+
+    def forward(self, batch: Batch) -> DeviceLogits:
+        """See `Runtime`. Raises `DecoderFailed` with TensorRT's or CUDA's reason."""
+        plan = self._plan
+        arrays = pad(batch, cache_length=plan.cache_length, max_rows=plan.max_rows)
+        key = _Pass(
+            batch.first,
+            batch.last,
+            arrays["row_index"].shape[1],
+            arrays["input_ids"].size,
+            arrays["output_rows"].size,
+        )
+        try:
+            with self._cuda.active():
+                for name, array in arrays.items():
+                    self._inputs[name].write(array)
+                self._run(key, {name: array.shape for name, array in arrays.items()})
+            self._cuda.synchronize()
+        except RuntimeError as error:  # what torch raises for every fault of CUDA
+            self._replays.clear()
+            raise DecoderFailed(f"the forward pass failed: {error}") from error
+        return DeviceLogits(self._cuda, self._logits[: len(batch.output_rows)])
+
+    def _run(self, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Replay the pass if it was recorded, else queue it; record it when it comes again."""
+        replay = self._replays.get(key)
+        if replay is not None:
+            self._replays.move_to_end(key)
+            replay()
+            return
+        self._bind(key, shapes)
+        self._enqueue()
+        if not self._captures or key.places > _GRAPH_PLACES:
+            return
+        is_known = key in self._replays
+        self._replays[key] = self._capture() if is_known else None
+        self._replays.move_to_end(key)
+        if len(self._replays) > _MAX_GRAPHS:
+            self._replays.popitem(last=False)
+
+    def _capture(self) -> Callable[[], None] | None:
+        try:
+            replay: Callable[[], None] = self._cuda.capture(self._enqueue)
+        except RuntimeError as error:
+            log.warning("CUDA graphs are off, this plan cannot be recorded: %s", error)
+            self._captures = False
+            return None
+        return replay
+
+    def _bind(self, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
+        context = self._context
+        for name, shape in shapes.items():
+            if not context.set_input_shape(name, shape):
+                raise RuntimeError(f"the plan does not take {name} of shape {list(shape)}")
+            context.set_tensor_address(name, self._inputs[name].address)
+        for name, cache in self._caches.items():
+            part = cache[key.first : key.last]
+            context.set_input_shape(f"past_{name}", tuple(part.shape))
+            for kind in ("past", "present"):
+                context.set_tensor_address(f"{kind}_{name}", part.data_ptr())
+        context.set_tensor_address("logits", self._logits.data_ptr())
+
+    def _enqueue(self) -> None:
+        if not self._context.execute_async_v3(self._cuda.stream):
+            raise RuntimeError("; ".join(self._engine.errors[-1:]) or "TensorRT gives no reason")
+
+    def most_likely(self, logits: DeviceLogits, rows: slice, num_tokens: int) -> list[Draw]:
+        """See `Runtime`."""
+        return logits.most_likely(rows, num_tokens)
+
+    def resize(self, length: int, kept: Seq[int]) -> None:
+        """See `Runtime`. The plan's length never changes, only how much of it is in use."""
+        assert length <= self._plan.cache_length, (length, self._plan.cache_length)
+        self.length = length
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Runtime`."""
+        with self._cuda.active():
+            for cache in self._caches.values():
+                cache[target, :, :length].copy_(cache[source, :, :length], non_blocking=True)
+
+
+def load(
+    artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int
+) -> TensorRTRuntime:
+    """Load the plan. Raises `InvalidArtifact`: missing, of another machine, or too large."""
+    plan = Plan.read(directory)
+    plan.check(artifact, directory, num_slots=num_slots)
+    trt = import_tensorrt(plan.runtime)
+    cuda = Cuda()
+    plan.check_machine(runtime_version=trt.__version__, compute_capability=cuda.capability)
+    errors: list[str] = []
+    runtime = trt.Runtime(_error_log(trt, errors))
+    path = directory / PLAN
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        raise InvalidArtifact(f"{path} cannot be loaded: {'; '.join(errors) or 'no reason given'}")
+    _check(engine, artifact, plan, path)
+    try:
+        loaded = Engine(runtime, engine, _new_context(trt, engine), errors)
+        return TensorRTRuntime(loaded, cuda, plan=plan, artifact=artifact, num_slots=num_slots)
+    except RuntimeError as error:
+        raise InvalidArtifact(
+            f"{path} with {num_slots} sequences of {plan.cache_length} positions does not fit "
+            f"the card: {error}"
+        ) from error
+
+
+def _new_context(trt: Any, engine: Any) -> Any:
+    """An execution context; TensorRT-RTX is told to record CUDA graphs itself."""
+    if not hasattr(trt, "CudaGraphStrategy"):
+        return engine.create_execution_context()
+    config = engine.create_runtime_config()
+    config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    return engine.create_execution_context(config)
+
+
+def _error_log(trt: Any, errors: list[str]) -> Any:
+    """An ILogger that appends errors to `errors`."""
+
+    class ErrorLog(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                errors.append(message)
+                log.error("TensorRT: %s", message)
+
+    return ErrorLog()
+
+
+def _check(engine: Any, artifact: Artifact, plan: Plan, path: Path) -> None:
+    """Compare the plan with its description: a mix-up would write to foreign memory."""
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    shapes = {name: list(engine.get_tensor_shape(name)) for name in names}
+    cache = [-1, artifact.num_key_value_heads, plan.cache_length, artifact.head_size]
+    wanted = {
+        f"{time}_{kind}_{i}": cache
+        for time in ("past", "present")
+        for kind in ("key", "value")
+        for i in range(artifact.num_layers)
+    }
+    wanted["logits"] = [-1, artifact.vocab_size]
+    for name, shape in wanted.items():
+        if shapes.pop(name, None) != shape:
+            raise InvalidArtifact(f"{path}: {name} is not {shape}: export again")
+    if set(shapes) != set(INPUTS):
+        raise InvalidArtifact(f"{path}: inputs are {sorted(shapes)}, expected {sorted(INPUTS)}")

@@ -1,0 +1,141 @@
+"""How far a draft model should draft, before it is asked: its passes must be paid.
+
+For every number of draft passes the best rows of the batch are found; the number that gains most,
+net of the passes, is taken. At none, a few sequences may be asked out of curiosity.
+
+Knows one drafter, and sequences by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec.speculation.costs import CostModel, Floats, bucket
+from specdec.speculation.curiosity import Curiosity
+from specdec.speculation.outlook import Outlook
+from specdec.speculation.rows import Offers, Plans
+
+HYSTERESIS = 0.01  # of the step's tokens: what another draft length must bring to replace the last
+CATCH_UP_STEPS = 48  # a draft model's catching up is paid off over that many steps
+REVISIT_TOKENS = 24  # a sequence left out of draft calls is asked again after that many tokens
+REVISIT_SHARE = 0.03  # of a plain step's time may go into that
+
+
+class Candidate(NamedTuple):
+    """One decoding sequence before the step."""
+
+    sequence_id: int
+    drafter: str
+    limit: int  # the request's cap, what is left of the text
+    is_fixed: bool = False  # the request asked for exactly this many
+    num_undrafted: int = 1  # tokens a draft model must catch up on
+
+
+class Step(NamedTuple):
+    """What all choices of one step share."""
+
+    num_sequences: int
+    price: float  # tokens per second that batches of this size make anyway
+    plain_seconds: float  # of a step without drafts
+    seconds: Floats  # of the pass with 0, 1, ... draft tokens
+
+
+class Planner:
+    """Draft lengths for one drafter that calls a model."""
+
+    def __init__(self, cost: CostModel, outlook: Outlook) -> None:
+        self.curiosity = Curiosity()
+        self._cost = cost
+        self._outlook = outlook
+        self._last: dict[int, int] = {}  # batch bucket -> draft length chosen last
+
+    def plan(self, members: Seq[Candidate], step: Step) -> tuple[list[int], list[float]]:
+        """Draft lengths, and the odds of each one's first draft token."""
+        survival = self._survival(members)
+        plans, worth = self.weigh(members, survival, step)
+        best = max(range(len(worth)), key=worth.__getitem__)
+        key = bucket(step.num_sequences)
+        last = min(self._last.get(key, best), len(worth) - 1)
+        if worth[best] - worth[last] < HYSTERESIS * step.num_sequences:
+            best = last
+        self._last[key] = best
+        self.curiosity.wait(is_asked=best > 0)
+        if best:
+            lengths: list[int] = plans.lengths(best).tolist()
+            self._revisit(members, lengths, step)
+        else:
+            lengths = self._explore(members, step)
+        return lengths, survival[:, 0].tolist()
+
+    def weigh(
+        self, members: Seq[Candidate], survival: Floats, step: Step
+    ) -> tuple[Plans, list[float]]:
+        """The best rows for every number of draft passes, and the tokens each number gains, net
+        of the passes: [1 + cap], 0.0 for none.
+
+        No token is asked for of a sequence that the draft model would have to follow for long
+        before it could pay.
+
+        Args:
+            survival: [members, cap].
+        """
+        limits = np.array([c.limit for c in members])
+        dues = 0.0
+        if any(c.num_undrafted > 2 for c in members):
+            each = step.price * self._catch_up(members)
+            limits[survival.sum(axis=1) <= each] = 0
+            dues = float(each[limits > 0].sum())
+        plans = Offers(survival, limits).plans(step.seconds, step.price)
+        passes = self._cost.single_rows(len(members))[plans.sizes].sum(axis=1)
+        return plans, [0.0, *(plans.worth - step.price * passes - dues).tolist()]
+
+    def _survival(self, members: Seq[Candidate], optimism: float = 0.0) -> Floats:
+        ids = [c.sequence_id for c in members]
+        cap = max(c.limit for c in members)
+        return self._outlook.survival(ids, [0] * len(ids), cap, optimism=optimism)
+
+    def _catch_up(self, members: Seq[Candidate]) -> Floats:
+        """Seconds a step for catching up, [members]: shared by arrears, paid off over some steps.
+        One or two tokens are the rule and in every pass."""
+        size = len(members)
+        arrears = np.array([max(0, c.num_undrafted - 2) for c in members], np.float64)
+        num_late = float(arrears.sum())
+        late = self._cost.predict(size, size + int(num_late)) - self._cost.predict(size, size)
+        return arrears * (late / num_late / CATCH_UP_STEPS)
+
+    def _revisit(self, members: Seq[Candidate], lengths: list[int], step: Step) -> None:
+        """One sequence that was left out for long is asked along with the others: its draft
+        token need not be verified to be judged."""
+        late = [
+            i
+            for i, length in enumerate(lengths)
+            if not length and members[i].num_undrafted >= REVISIT_TOKENS
+        ]
+        if not late:
+            return
+        i = min(late, key=lambda i: members[i].num_undrafted)
+        size = sum(length > 0 for length in lengths)
+        together = self._cost.predict(size + 1, size + members[i].num_undrafted)
+        if together - self._cost.predict(size, size) < REVISIT_SHARE * step.plain_seconds:
+            lengths[i] = 1
+
+    def _explore(self, members: Seq[Candidate], step: Step) -> list[int]:
+        """At K = 0: one token of a few sequences, now and then."""
+        lengths = [0] * len(members)
+        order = sorted(range(len(members)), key=lambda i: members[i].num_undrafted)
+        num_asked = self.curiosity.pick(
+            [members[i].num_undrafted for i in order],
+            price=lambda size, rows: self._cost.predict(size, rows) / step.plain_seconds,
+            is_worth_it=lambda optimism: self._may_pay(members, step, optimism),
+        )
+        for i in order[:num_asked]:
+            lengths[i] = 1
+        return lengths
+
+    def _may_pay(self, members: Seq[Candidate], step: Step, optimism: float) -> bool:
+        """Would drafting pay if every rate were `optimism` standard deviations better?"""
+        survival = self._survival(members, optimism)
+        return max(self.weigh(members, survival, step)[1]) > 0.0

@@ -1,0 +1,50 @@
+"""What the controller knows, as flat labelled numbers: for /metrics, and for whoever reads them.
+
+Knows neither Triton nor the text format of metrics.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from specdec.speculation.controller import Controller
+
+FAMILIES = {
+    "verify_cost_seconds": "Expected time of a target pass, by sequences and rows",
+    "draft_cost_seconds": "Expected time of a draft model's pass, by drafter, sequences and rows",
+    "step_overhead_seconds": "Expected time of a step outside the models, by sequences",
+    "spec_decode_acceptance": "P(draft token holds | those before it), by drafter, omen, position",
+    "spec_decode_predicted_gain": "Expected tokens per second over those at K = 0, by sequences",
+}
+ROWS_EACH = (1, 2, 3, 4, 5, 7, 9, 17)  # per sequence
+
+
+class State(NamedTuple):
+    """One gauge: a family above and its labels, sorted by name."""
+
+    family: str
+    labels: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, family: str, **labels: str | int) -> State:
+        return cls(family, tuple(sorted((name, str(value)) for name, value in labels.items())))
+
+
+def read(control: Controller, max_sequences: int) -> dict[State, float]:
+    """Everything, with costs of batches of 1, 2, 4, ... up to `max_sequences`."""
+    found: dict[State, float] = {}
+    sizes = [1 << i for i in range(max_sequences.bit_length())]
+    for n in sizes:
+        for rows in (n * each for each in ROWS_EACH):
+            labels: dict[str, str | int] = {"sequences": n, "rows": rows}
+            found[State.of("verify_cost_seconds", **labels)] = control.target.predict(n, rows)
+            for drafter, cost in control.drafts.items():
+                state = State.of("draft_cost_seconds", **labels, drafter=drafter)
+                found[state] = cost.predict(n, rows)
+        found[State.of("step_overhead_seconds", sequences=n)] = control.overhead(n)
+        found[State.of("spec_decode_predicted_gain", sequences=n)] = control.gain(n)
+    for drafter, outlook in control.outlooks.items():
+        for (omen, position), rate in outlook.levels().items():
+            labels = {"drafter": drafter, "omen": omen, "position": position}
+            found[State.of("spec_decode_acceptance", **labels)] = rate
+    return found

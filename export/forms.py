@@ -1,0 +1,77 @@
+"""How each runtime wants the same decoder written down; TensorRT's is in tensorrt_graph.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from specdec.export.quantize import (
+    BLOCK_SIZE,
+    PackedMatrix,
+    Precision,
+    block_sums,
+    pack,
+    pack_with_offsets,
+)
+
+if TYPE_CHECKING:
+    from specdec.export.graph import Array, GraphWriter
+
+
+class Form(Protocol):
+    """How one runtime wants the same decoder written down."""
+
+    precision: str  # how matrices are stored, for descriptions
+    dtype: Any  # numpy type of constants, activations and cache; `real` in graph.py's tables
+    cache_length: int | None  # S; None: every call brings its own
+    domains: Mapping[str, int]  # operator sets beside the standard one
+
+    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
+        """Add x [N, in] times weight float32 [out, in] transposed; returns its name."""
+        ...
+
+
+class OnnxForm:
+    """For ONNX Runtime: float32, and quantised matrices by its own operator."""
+
+    dtype = np.float32
+    cache_length = None
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision.value
+        self._bits = precision.bits
+        self.domains = {"com.microsoft": 1} if self._bits else {}
+        self._blocks: dict[int, str] = {}  # K -> the constant that sums blocks
+        self._sums: dict[str, str] = {}  # x -> its block sums
+
+    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
+        """See `Form`."""
+        if self._bits is None:
+            return graph.op("MatMul", x, graph.constant(f"{name}.weight", weight.T), out=out)
+        if self._bits == 4 and weight.shape[1] % BLOCK_SIZE == 0:
+            return self._product_with_offsets(graph, x, name, weight, out)
+        return self._packed_product(graph, x, name, pack(weight.T, self._bits), out)
+
+    def _packed_product(
+        self, graph: GraphWriter, x: str, name: str, matrix: PackedMatrix, out: str | None
+    ) -> str:
+        parts = [graph.constant(f"{name}.{part}", a) for part, a in matrix.arrays.items()]
+        return graph.op(
+            "MatMulNBits", x, *parts, out=out, domain="com.microsoft", **matrix.attributes
+        )
+
+    def _product_with_offsets(
+        self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None
+    ) -> str:
+        """See `pack_with_offsets`; products of the same x share its block sums."""
+        rows = weight.shape[1]
+        if rows not in self._blocks:
+            self._blocks[rows] = graph.constant(f"block_sums.{rows}", block_sums(rows))
+        if x not in self._sums:
+            self._sums[x] = graph.op("MatMul", x, self._blocks[rows])
+        matrix = pack_with_offsets(weight.T)
+        offsets = graph.constant(f"{name}.offsets", matrix.offsets)
+        main = self._packed_product(graph, x, name, matrix.packed, None)
+        return graph.op("Add", main, graph.op("MatMul", self._sums[x], offsets), out=out)

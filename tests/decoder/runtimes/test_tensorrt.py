@@ -1,0 +1,320 @@
+"""The TensorRT runtime on a fake module whose engine is ONNX Runtime at the given addresses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from specdec.artifact import Artifact
+from specdec.config import DecoderConfig
+from specdec.decoder.batch import Share, build
+from specdec.decoder.cuda import Cuda
+from specdec.decoder.decoder import load_decoder
+from specdec.decoder.runtimes import load_runtime, onnxruntime, tensorrt
+from specdec.errors import DecoderFailed, InvalidArtifact
+from specdec.export.tensorrt import Shapes
+from specdec.plan import FILE, PLAN
+from specdec.types import SamplingParams
+from support.decoding import drafts_from, generate, run_together, steps
+from support.fake_tensorrt import FakeCuda, FakeRTX, FakeTensorRT, export_fake
+
+SHAPES = Shapes(max_sequences=4, max_sequence_length=448, max_rows=128)
+TEXT = [5, 6, 7, 8, 9, 10]
+PROMPT = [3 + (7 * i + i * i) % 290 for i in range(37)]
+
+
+@pytest.fixture(scope="module")
+def plan_dir(tmp_path_factory):
+    return export_fake(tmp_path_factory.mktemp("plan"), SHAPES)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Puts the fakes in place; returns the function that does, and its (trt, cuda)."""
+
+    def install(trt: FakeTensorRT | None = None, **options):
+        trt = trt or FakeTensorRT()
+        cuda = FakeCuda(trt, **options)
+        monkeypatch.setattr(tensorrt, "import_tensorrt", lambda runtime: trt)
+        monkeypatch.setattr(tensorrt, "Cuda", lambda: cuda)
+        return trt, cuda
+
+    return install
+
+
+def load(directory, num_slots=4):
+    artifact = Artifact.read(directory)
+    return load_runtime(artifact, directory, num_slots=num_slots, num_threads=2)
+
+
+def run(runtime, *shares, lengths=(0, 0, 0, 0)):
+    batch = build(shares, lengths, length=runtime.length, min_rows=2, max_position=4096)
+    logits = runtime.forward(batch)
+    return logits[0 : sum(s.num_outputs for s in shares)].copy()
+
+
+@pytest.fixture
+def parts(machine, plan_dir):
+    trt, cuda = machine()
+    return load(plan_dir), trt, cuda
+
+
+def reference(plan_dir):
+    """ONNX Runtime's own runtime on the same model."""
+    artifact = Artifact.read(plan_dir)
+    graph = json.loads((plan_dir / PLAN).read_text())["graph"]
+    session = onnxruntime.ort.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    runtime = onnxruntime.OnnxRuntime(session, artifact, num_slots=4)
+    runtime.resize(SHAPES.cache_length, [0] * 4)
+    return runtime
+
+
+def test_logits_are_those_of_the_graph(parts, plan_dir):
+    runtime, _, _ = parts
+    expected = reference(plan_dir)
+    for shares in (
+        [Share(0, 0, PROMPT, 37)],
+        [Share(1, 0, TEXT, 3), Share(3, 0, PROMPT[:5], 5)],
+        [Share(0, 30, PROMPT[30:], 2), Share(1, 6, [9], 1), Share(3, 3, PROMPT[3:8], 1)],
+    ):
+        lengths = [37, 6, 0, 5]
+        assert np.array_equal(
+            run(runtime, *shares, lengths=lengths), run(expected, *shares, lengths=lengths)
+        )
+
+
+def test_addresses_and_shapes_are_set_before_each_pass(parts):
+    runtime, trt, _ = parts
+    trt.calls.clear()
+    run(runtime, Share(1, 0, TEXT, 3), Share(2, 0, TEXT[:2], 1))
+    names = [call[0] for call in trt.calls]
+    assert names.count("execute") == 1
+    assert names[-1] == "synchronize"
+    assert names.index("execute") == len(names) - 2
+    shapes = {call[1]: call[2] for call in trt.calls if call[0] == "set_input_shape"}
+    length = SHAPES.cache_length
+    assert shapes["row_index"] == (2, 6)
+    assert shapes["attention_mask"] == (2, 1, 6, length)
+    assert shapes["past_key_0"] == (2, 2, length, 16)
+    addresses = {call[1]: call[2] for call in trt.calls if call[0] == "set_tensor_address"}
+    for i in range(2):
+        for kind in ("key", "value"):
+            address = addresses[f"past_{kind}_{i}"]
+            assert address == addresses[f"present_{kind}_{i}"]
+            cache = runtime._caches[f"{kind}_{i}"]
+            assert address == cache.data_ptr() + 2 * length * 16 * 4  # one slot of floats
+    assert len({addresses[n] for n in addresses if "present" not in n}) == 7 + 4 + 1
+
+
+def test_a_pass_that_comes_again_is_recorded_then_replayed(parts):
+    runtime, trt, cuda = parts
+    first = run(runtime, Share(0, 0, TEXT, 6))
+    assert "capture" not in {call[0] for call in trt.calls}
+    second = run(runtime, Share(0, 0, TEXT, 6))
+    assert trt.calls[-3:] == [("execute",), ("capture",), ("synchronize",)]
+    trt.calls.clear()
+    run(runtime, Share(2, 0, [11, 12, 13, 14, 15, 16, 17], 1))  # the context has other shapes now
+    trt.calls.clear()
+    third = run(runtime, Share(0, 0, TEXT, 6))
+    assert trt.calls == [("synchronize",)]
+    assert cuda.num_replays == 1
+    assert np.array_equal(first, second)
+    assert np.array_equal(first, third)
+    other = run(runtime, Share(0, 0, [t + 1 for t in TEXT], 6))
+    assert cuda.num_replays == 2
+    assert not np.array_equal(first, other)
+
+
+def test_the_oldest_recording_goes(parts, monkeypatch):
+    monkeypatch.setattr(tensorrt, "_MAX_GRAPHS", 2)
+    runtime, _, cuda = parts
+    for size in (2, 3, 4):
+        for _ in range(2):
+            run(runtime, Share(0, 0, TEXT[:size], 1))
+    run(runtime, Share(0, 0, TEXT[:2], 1))
+    assert cuda.num_replays == 0
+    run(runtime, Share(0, 0, TEXT[:4], 1))
+    assert cuda.num_replays == 1
+
+
+def test_long_passes_are_not_recorded(parts):
+    runtime, trt, _ = parts
+    for _ in range(3):
+        run(runtime, Share(0, 0, list(range(3, 40)), 1))
+    assert [c for c in trt.calls if c[0] == "capture"] == []
+
+
+def test_what_cannot_be_recorded_runs_unrecorded(machine, plan_dir, caplog):
+    trt, _ = machine(can_record=False)
+    runtime = load(plan_dir)
+    results = [run(runtime, Share(0, 0, TEXT, 6)) for _ in range(4)]
+    assert all(np.array_equal(results[0], r) for r in results)
+    assert [c[0] for c in trt.calls].count("execute") == 4
+    assert [r.message for r in caplog.records if "CUDA graphs are off" in r.message] == [
+        "CUDA graphs are off, this plan cannot be recorded: operation not permitted when stream "
+        "is capturing"
+    ]
+
+
+def test_rtx_records_by_itself(machine, tmp_path):
+    trt, _ = machine(FakeRTX())
+    runtime = load(export_fake(tmp_path, SHAPES, runtime="tensorrt-rtx"))
+    assert trt.calls[0] == ("create_execution_context", "whole graph")
+    for _ in range(3):
+        run(runtime, Share(0, 0, TEXT, 6))
+    assert "capture" not in {call[0] for call in trt.calls}
+
+
+def test_a_failed_pass_says_why_and_the_next_one_works(parts):
+    runtime, trt, _ = parts
+    expected = run(runtime, Share(0, 0, TEXT, 6))
+    trt.fail_with = "an illegal memory access was encountered"
+    with pytest.raises(DecoderFailed, match="forward pass failed: an illegal memory access"):
+        run(runtime, Share(0, 0, TEXT, 6))
+    trt.fail_with = None
+    assert np.array_equal(run(runtime, Share(0, 0, TEXT, 6)), expected)
+
+
+def test_copy_moves_a_prefix_and_resize_keeps_everything(parts):
+    runtime, _, _ = parts
+    expected = run(runtime, Share(0, 0, TEXT, 6))
+    runtime.copy(0, 3, 4)
+    runtime.resize(512, [6, 0, 0, 4])
+    assert runtime.length == 512
+    assert np.array_equal(run(runtime, Share(3, 4, TEXT[4:], 2)), expected[4:])
+    assert np.array_equal(run(runtime, Share(0, 5, TEXT[5:], 1)), expected[5:])
+
+
+# --- through the decoder ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoder(machine, plan_dir):
+    machine()
+    return load_decoder(DecoderConfig(max_sequences=4, num_threads=2), plan_dir)
+
+
+def test_the_decoder_knows_the_plan_s_limits_and_its_exactness(decoder):
+    info = decoder.describe()
+    assert (info.exactness, info.min_rows) == ("bitwise", 2)
+    assert info.max_sequence_length == SHAPES.cache_length - 64
+    assert info.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.9, seed=5)]
+)
+def test_every_draft_length_gives_the_same_text(decoder, sampling):
+    plain = generate(decoder, PROMPT, sampling, 20)
+    for count in (1, 3, 8):
+        drafter = drafts_from(PROMPT + plain[0], count, wrong_at=count - 1)
+        assert generate(decoder, PROMPT, sampling, 20, drafter=drafter) == plain
+    together = run_together(
+        decoder,
+        [
+            steps(decoder, 1, PROMPT, sampling, 20, drafter=drafts_from(PROMPT + plain[0], 4)),
+            steps(decoder, 2, TEXT, sampling, 20),
+            steps(decoder, 3, PROMPT, sampling, 20, chunk=5),
+        ],
+    )
+    assert together[0] == together[2] == plain
+
+
+def test_a_prompt_longer_than_a_pass_is_cut(decoder):
+    text = [3 + (11 * i + i * i // 3) % 290 for i in range(300)]
+    whole = generate(decoder, text, num_tokens=6)
+    trt_shapes = [
+        c[2] for c in decoder._runtime._engine.engine.trt.calls if c[1:2] == ("input_ids",)
+    ]
+    assert {(128,), (48,)} <= set(trt_shapes)  # 300 = 128 + 128 + 44, padded to a bucket
+    assert whole == generate(decoder, text, num_tokens=6, chunk=50, sequence_id=2)
+
+
+def test_greedy_draws_on_the_card_are_those_of_the_host(decoder, monkeypatch):
+    on_card = generate(decoder, PROMPT, num_tokens=20)
+    monkeypatch.setattr(decoder._runtime, "most_likely", lambda *_: None, raising=True)
+    on_host = generate(decoder, PROMPT, num_tokens=20, sequence_id=2)
+    assert on_card[0] == on_host[0]
+    np.testing.assert_allclose(on_card[1], on_host[1], atol=2e-6, rtol=0)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(plan_dir, tmp_path):
+    return shutil.copytree(plan_dir, tmp_path / "copy")
+
+
+def change(directory, name, **changes):
+    path = directory / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runtime_version": "10.0"}, r"compiled by tensorrt 10\.0, installed is 11\.1\.0\.106"),
+        ({"compute_capability": "SM120"}, r"for SM120, this card is SM89: .* --capability SM89"),
+        ({"weights_sha256": "feedfeed"}, "of weights feedfeed, the model is tensorrt of"),
+        ({"num_bytes": 7}, r"plan\.json says 7: copy or export it again"),
+        ({"format": 0}, "another version of this exporter"),
+        ({"max_sequences": 3}, "the plan holds at most 3: lower it, or .* --max-sequences 4"),
+        ({"cache_length": 1024}, r"past_key_0 is not \[-1, 2, 1024, 16\]"),
+    ],
+)
+def test_a_plan_that_does_not_fit(machine, damaged, changes, message):
+    machine()
+    change(damaged, FILE, **changes)
+    with pytest.raises(InvalidArtifact, match=message):
+        load(damaged)
+
+
+@pytest.mark.parametrize("name", [FILE, PLAN])
+def test_a_missing_file(machine, damaged, name):
+    machine()
+    (damaged / name).unlink()
+    with pytest.raises(InvalidArtifact, match=f"{name}.*export again"):
+        load(damaged)
+
+
+def test_a_damaged_plan_brings_tensorrt_s_own_reason(machine, damaged):
+    machine()
+    data = (damaged / PLAN).read_bytes()
+    (damaged / PLAN).write_bytes(b"x" * len(data))
+    with pytest.raises(InvalidArtifact, match="cannot be loaded: magic tag does not match"):
+        load(damaged)
+
+
+def test_a_cache_larger_than_the_card(machine, plan_dir, monkeypatch):
+    _, cuda = machine()
+
+    def too_large(*_: object, **__: object):
+        raise cuda.torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cuda.torch, "zeros", too_large)
+    with pytest.raises(InvalidArtifact, match="4 sequences of 512 positions does not fit the card"):
+        load(plan_dir)
+
+
+def test_no_card(plan_dir, monkeypatch):
+    monkeypatch.setattr(tensorrt, "import_tensorrt", lambda runtime: FakeTensorRT())
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    with pytest.raises(InvalidArtifact, match="needs an NVIDIA card: torch finds none"):
+        load(plan_dir)
+    with pytest.raises(InvalidArtifact):
+        Cuda()
+
+
+def test_no_tensorrt(plan_dir, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(InvalidArtifact, match="tensorrt is not installed: pip install tensorrt-cu"):
+        load(plan_dir)

@@ -1,0 +1,157 @@
+"""What is learned of acceptance: from the server's history, from one text, and how fast."""
+
+import random
+
+import numpy as np
+import pytest
+
+from specdec.speculation.outlook import POSITIONS, Outlook
+
+DRAFT = (1,) * 8
+
+
+def outputs(rng, alpha, num_drafts=8):
+    """The target's tokens: 1 where it agrees with the draft."""
+    found = []
+    while len(found) < num_drafts and rng.random() < alpha:
+        found.append(1)
+    return [*found, 0] if len(found) < num_drafts else found
+
+
+def taught(alphas, num_steps=100, seed=0, omen=0):
+    """Sequence i's draft tokens hold with probability alphas[i], all looked at."""
+    outlook, rng = Outlook(), random.Random(seed)
+    for _ in range(num_steps):
+        for sequence_id, alpha in enumerate(alphas):
+            outlook.observe(sequence_id, omen, DRAFT, outputs(rng, alpha))
+        outlook.survival([0], [omen], 1)
+    return outlook
+
+
+def first(outlook, sequence_id=0, omen=0, **options):
+    return float(outlook.survival([sequence_id], [omen], 1, **options)[0, 0])
+
+
+def test_before_anything_was_seen_half_of_them():
+    survival = Outlook().survival([7, 8], [0, 3], 4)
+    assert survival.tolist() == [pytest.approx([0.5, 0.25, 0.125, 0.0625])] * 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("batch", [1, 16])
+def test_it_learns_the_rate(alpha, batch):
+    found = [first(taught([alpha] * batch, seed=seed)) for seed in range(4)]
+    assert np.mean(found) == pytest.approx(alpha, abs=0.07)
+
+
+def test_survival_is_the_product_of_the_positions():
+    """The first token holds nearly always, the second hardly ever."""
+    outlook = Outlook()
+    for step in range(200):
+        outlook.observe(0, 0, DRAFT, [1, 1, 0] if step % 10 == 0 else [1, 0])
+    one, two = outlook.survival([0], [0], 2)[0]
+    assert one > 0.93
+    assert two == pytest.approx(0.1, abs=0.08)
+
+
+def test_survival_falls_and_stays_within_bounds():
+    for alpha in (0.0, 0.5, 1.0):
+        survival = taught([alpha] * 3).survival([0, 1, 99], [0, 0, 0], 20)
+        assert survival.shape == (3, 20)
+        assert (np.diff(survival, axis=1) < 0).all()
+        assert ((survival > 0) & (survival < 1)).all()
+
+
+def test_a_position_never_reached_is_like_the_one_before_it():
+    outlook = Outlook()
+    for _ in range(100):
+        outlook.observe(0, 0, (1,), (1,))
+    one, two = outlook.survival([0], [0], 2)[0]
+    assert two / one == pytest.approx(one, abs=0.05)
+
+
+def test_later_positions_share_the_last_level():
+    outlook = taught([0.9], num_steps=400)
+    rates = np.exp(np.diff(np.log(outlook.survival([0], [0], POSITIONS + 3)[0])))
+    assert rates[POSITIONS - 1] == pytest.approx(rates[-1])
+
+
+def test_omens_are_judged_apart():
+    outlook, rng = Outlook(), random.Random(0)
+    for _ in range(150):
+        outlook.observe(0, 1, DRAFT, outputs(rng, 0.1))
+        outlook.observe(0, 5, DRAFT, outputs(rng, 0.9))
+    assert first(outlook, omen=1) < 0.25
+    assert first(outlook, omen=5) > 0.75
+
+
+def test_a_new_sequence_starts_from_the_servers_history():
+    assert first(taught([0.9] * 4), 99) == pytest.approx(0.9, abs=0.05)
+    assert first(taught([0.1] * 4), 99) == pytest.approx(0.1, abs=0.05)
+
+
+def test_unlike_sequences_are_told_apart():
+    outlook = taught([0.9, 0.1] * 4)
+    assert first(outlook, 0) == pytest.approx(0.9, abs=0.12)
+    assert first(outlook, 1) == pytest.approx(0.1, abs=0.12)
+    assert outlook.spread > 1.0
+
+
+def test_alike_sequences_are_not_told_apart_by_chance():
+    """A winner among 64 equal texts is a matter of luck: it must not look better for long."""
+    outlook = taught([0.5] * 64, num_steps=40)
+    odds = outlook.survival(list(range(64)), [0] * 64, 1)[:, 0]
+    assert odds.std() < 0.06
+    assert outlook.spread < 0.2
+
+
+def test_a_survivors_bias_is_not_taken_for_a_position():
+    """Only the good texts reach position 3: it is they who are better, not the position."""
+    outlook = taught([0.9, 0.3] * 8, num_steps=150)
+    survival = outlook.survival([1], [0], 3)[0]
+    assert survival[2] / survival[1] == pytest.approx(0.3, abs=0.15)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_text_that_turns_is_noticed_in_a_dozen_looks(before, after):
+    outlook, rng = taught([before] * 4, num_steps=200), random.Random(1)
+    for _ in range(15):
+        outlook.observe(0, 0, DRAFT, outputs(rng, after))
+    assert abs(first(outlook, 0) - after) < 0.25
+    assert abs(first(outlook, 1) - before) < 0.1  # the others go on
+
+
+def test_optimism_is_large_while_little_is_known():
+    outlook = Outlook()
+    assert first(outlook, optimism=1.0) > 0.8
+    outlook = taught([0.5], num_steps=300)
+    assert first(outlook) < first(outlook, optimism=1.0) < 0.75
+
+
+def test_what_was_cut_off_is_judged_as_far_as_the_text_reaches():
+    """Offered three, one verified: the target's second token says whether the second was right."""
+    outlook = Outlook()
+    outlook.observe(0, 0, (1, 2, 3), (1, 9))
+    assert outlook.levels().keys() == {(0, 0), (0, 1)}
+    outlook.observe(0, 0, (1, 2, 3), (1, 2, 4))
+    assert outlook.levels().keys() == {(0, 0), (0, 1), (0, 2)}
+    outlook.observe(1, 1, (), (1,))
+    outlook.observe(1, 1, (5,), ())
+    assert outlook.levels().keys() == {(0, 0), (0, 1), (0, 2)}
+
+
+def test_many_looks_at_once_do_not_overshoot():
+    """All 256 sequences of the first step say the same."""
+    for output, low, high in ((0, 0.0, 0.3), (1, 0.7, 1.0)):
+        outlook = Outlook()
+        for sequence_id in range(256):
+            outlook.observe(sequence_id, 0, (1,), (output,))
+        assert low < first(outlook, 999) < high
+
+
+def test_a_sequence_that_ended_is_forgotten_and_the_server_remembers():
+    outlook = taught([0.9, 0.9, 0.05])
+    before = first(outlook, 2)
+    outlook.end(2)
+    outlook.end(12345)
+    assert first(outlook, 2) > before + 0.3

@@ -1,0 +1,237 @@
+"""The edge to Triton, with its bindings played by support.fake_pb_utils."""
+
+import importlib.util
+import logging
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
+from specdec.speculation import metrics
+from support import fake_pb_utils as pb
+from support.processes import wait_until
+
+
+@pytest.fixture
+def triton_io(monkeypatch):
+    """A fresh copy of the module, whose Triton is the fake."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb.module())
+    monkeypatch.setattr(pb.MetricFamily, "all", {})
+    found = importlib.util.find_spec("specdec.speculation.triton_io")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def outbox(triton_io):
+    outbox = triton_io.Outbox()
+    yield outbox
+    outbox.stop()
+
+
+def sent_by(request, outbox):
+    """All sends, once the outbox has done what was asked of it."""
+    outbox.stop()
+    return request.sender.sent
+
+
+# ---- reading a request -------------------------------------------------------------------
+
+
+def test_read_request(triton_io):
+    request = pb.Request('{"ignore_eos": true}', text_input=np.array([[b"a"]]), seed=None)
+    arrays, parameters = triton_io.read_request(request)
+    assert list(arrays) == ["text_input"]  # an optional input without data is left out
+    assert parameters == {"ignore_eos": True}
+    assert triton_io.read_request(pb.Request()) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            pb.Request(UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte")),
+            "the request's parameters are not UTF-8: found byte 0xff",
+        ),
+        (pb.Request("{"), "the request's parameters are not JSON"),
+        (pb.Request("", text_input=ValueError("/some/path")), "tensors cannot be read"),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused(triton_io, request_, message):
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        triton_io.read_request(request_)
+    assert "/" not in str(caught.value)
+
+
+# ---- sending -----------------------------------------------------------------------------
+
+
+def test_responses_leave_in_order_from_one_thread(outbox):
+    requests = [pb.Request() for _ in range(4)]
+    clients = [outbox.open(request) for request in requests]
+    for i in range(20):
+        for client in clients:
+            client.send({"n": np.array([i])}, final=i == 19)
+    for request in requests:
+        sent = sent_by(request, outbox)
+        assert [int(r.output_tensors()[0].as_numpy()[0]) for r, _ in sent] == list(range(20))
+        assert [flags for _, flags in sent] == [0] * 19 + [1]
+        assert request.sender.threads == {"outbox"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequest("no"), pb.TritonError.INVALID_ARG),
+        (Overloaded("full"), pb.TritonError.UNAVAILABLE),
+        (Cancelled("gone"), pb.TritonError.CANCELLED),
+        (DecoderFailed("broken"), pb.TritonError.INTERNAL),
+        (SpecdecError("internal error"), pb.TritonError.INTERNAL),
+    ],
+)
+def test_an_error_is_a_code_and_the_final_flag(outbox, error, code):
+    request = pb.Request()
+    outbox.open(request).fail(error)
+    ((response, flags),) = sent_by(request, outbox)
+    assert (response.error().message(), response.error().code()) == (str(error), code)
+    assert flags == 1
+
+
+def test_a_body_that_cannot_be_sent_still_ends_the_request(outbox, caplog):
+    request = pb.Request()
+    request.sender.faults = [RuntimeError("broken tensor")]
+    with caplog.at_level(logging.CRITICAL):
+        outbox.open(request).send({"n": np.array([1])}, final=True)
+        assert sent_by(request, outbox) == [(None, 1)]
+
+
+def test_a_delta_that_cannot_be_sent_counts_as_cancelled(outbox):
+    request = pb.Request()
+    request.sender.faults = [RuntimeError("closed")]
+    client = outbox.open(request)
+    client.send({"n": np.array([1])}, final=False)
+    wait_until(lambda: client.cancelled)
+    client.fail(Cancelled("gone"))
+    assert [flags for _, flags in sent_by(request, outbox)] == [1]
+
+
+# ---- cancelling --------------------------------------------------------------------------
+
+
+def test_a_cancel_is_seen_at_the_next_poll(outbox):
+    request, other = pb.Request(), pb.Request()
+    client, neighbour = outbox.open(request), outbox.open(other)
+    request.sender.cancelled = True
+    assert not client.cancelled
+    outbox.poll()
+    wait_until(lambda: client.cancelled)
+    assert not neighbour.cancelled
+
+
+def test_a_request_is_not_looked_at_after_its_final_flag(outbox):
+    """The fake asserts it; the real server ends with a segmentation fault."""
+    request = pb.Request()
+    client = outbox.open(request)
+    client.send({"n": np.array([1])}, final=True)
+    outbox.poll()
+    later = pb.Request()
+    outbox.open(later)
+    outbox.poll()
+    outbox.stop()
+    assert request.sender.num_polls == 0
+    assert later.sender.num_polls >= 1
+
+
+def test_polls_do_not_pile_up(triton_io, outbox):
+    """A slow look must not make the queue of a fast engine grow."""
+    gate, request = threading.Event(), pb.Request()
+    request.sender.is_cancelled = lambda: gate.wait(5) and False
+    outbox.open(request)
+    for _ in range(1000):
+        outbox.poll()
+    assert outbox._queue.qsize() <= 2
+    gate.set()
+
+
+# ---- calling a decoder -------------------------------------------------------------------
+
+
+def transport(triton_io, monkeypatch, answers):
+    """A transport whose calls get `answers` in turn; returns it and the calls made."""
+    calls = []
+
+    def handler(inputs, wanted):
+        calls.append((inputs, wanted))
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, str):
+            return pb.InferenceResponse(error=pb.TritonError(answer))
+        return pb.InferenceResponse([pb.Tensor(name, value) for name, value in answer.items()])
+
+    monkeypatch.setattr(pb.InferenceRequest, "handler", staticmethod(handler))
+    return triton_io.BlsTransport("draft"), calls
+
+
+def test_a_call_asks_for_what_it_wants(triton_io, monkeypatch):
+    call, calls = transport(triton_io, monkeypatch, [{"info": np.array([b"{}"])}])
+    found = call({"operation": np.array([b"describe"])}, ("info",))
+    assert found["info"].tolist() == [b"{}"]
+    ((inputs, wanted),) = calls
+    assert list(inputs) == ["operation"]
+    assert wanted == ["info"]
+
+
+@pytest.mark.parametrize("fault", ["no slot", pb.TritonModelException("no slot")])
+def test_a_failed_call_names_the_model_and_may_be_repeated(triton_io, monkeypatch, fault):
+    call, calls = transport(triton_io, monkeypatch, [fault, {"n": np.array([1])}])
+    with pytest.raises(DecoderFailed, match=r"^model draft: no slot$"):
+        call({}, ())
+    assert call({}, ("n",))["n"][0] == 1
+    assert len(calls) == 2
+
+
+def test_a_dead_model_is_asked_only_now_and_then(triton_io, monkeypatch):
+    dead = "Stub process 'draft_0_0' is not healthy."
+    call, calls = transport(triton_io, monkeypatch, [dead, dead, {"n": np.array([1])}])
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(triton_io.time, "monotonic", lambda: clock.now)
+    for _ in range(5):
+        with pytest.raises(DecoderFailed, match="model draft: "):
+            call({}, ())
+    assert len(calls) == 1
+    clock.now += triton_io.DEAD_SECONDS + 1
+    with pytest.raises(DecoderFailed):
+        call({}, ())
+    assert len(calls) == 2
+    clock.now += triton_io.DEAD_SECONDS + 1  # an operator has reloaded it
+    assert call({}, ("n",))["n"][0] == 1
+
+
+# ---- metrics -----------------------------------------------------------------------------
+
+
+def test_snapshots_reach_the_metrics_they_name(triton_io):
+    taken = metrics.Snapshot(
+        counters={"generation_tokens_total": 3, "step_seconds_total": 0.5},
+        per_position={0: 2, 15: 1},
+        gauges={"num_requests_running": 4},
+        observations={"time_to_first_token_seconds": [0.1, float("nan"), -1.0]},
+    )
+    source = SimpleNamespace(take=lambda: taken)
+    publisher = triton_io.MetricsPublisher(source, "speculative", 16)
+    publisher.stop()  # publishes once more
+    found = {names[0]: metric for names, metric in pb.MetricFamily.all.items() if len(names) == 2}
+    assert found["specdec:generation_tokens_total"].value % 3 == 0
+    assert found["specdec:generation_tokens_total"].value > 0
+    assert found["specdec:num_requests_running"].value == 4
+    # What Triton's API would reject is left out: its errors can take the server down.
+    assert set(found["specdec:time_to_first_token_seconds"].values) == {0.1}
+    last = pb.MetricFamily.all[f"specdec:{metrics.PER_POSITION}", "speculative", "15"]
+    assert last.value > 0
+    names = {name.removeprefix("specdec:") for name, *_ in pb.MetricFamily.all}
+    assert names >= {*metrics.COUNTERS, *metrics.GAUGES, *metrics.HISTOGRAMS}

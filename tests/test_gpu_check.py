@@ -1,0 +1,105 @@
+"""The script of `make test-gpu`, on the fake card: it passes what is right and sees what is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from specdec.decoder.runtimes import tensorrt
+from specdec.export.sources import HuggingFaceSource
+from support import gpu_check
+from support.fake_tensorrt import FakeCompiler, FakeCuda, FakeTensorRT
+from support.tiny import write_tiny_llama
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    trt = FakeTensorRT()
+    fake = FakeCuda(trt)
+    monkeypatch.setattr(tensorrt, "import_tensorrt", lambda runtime: trt)
+    monkeypatch.setattr(tensorrt, "Cuda", lambda: fake)
+    monkeypatch.setattr(gpu_check, "NUM_TOKENS", 10)
+    monkeypatch.setattr(gpu_check, "DRAFT_LENGTHS", (1, 4))
+    monkeypatch.setattr(gpu_check, "STEPS", ((1, 1), (4, 5)))
+    return fake
+
+
+@pytest.fixture
+def row(cuda, tmp_path):
+    source = HuggingFaceSource(write_tiny_llama(tmp_path / "model"))
+
+    def run():
+        with Progress(disable=True) as progress:
+            compiler = FakeCompiler(gpu_check.SHAPES)
+            return gpu_check.check("tiny", source, compiler, tmp_path / "made", progress)
+
+    return run
+
+
+def test_a_right_plan_passes(row, cuda):
+    found = row()
+    assert found.failures == []
+    assert found.divergence < 1e-9
+    assert (found.exactness, found.same_text, found.same_replay) == ("bitwise", True, True)
+    assert cuda.num_replays > 20
+    console = Console(width=200, record=True)
+    console.print(gpu_check.table([found]))
+    assert "bitwise" in console.export_text()
+
+
+def test_a_graph_that_replays_something_else_is_seen(row, cuda, monkeypatch):
+    capture = cuda.capture
+
+    def wrong(run):
+        replay = capture(run)
+        return lambda: (replay(), runtimes[-1]._logits.add_(0.5))
+
+    runtimes = []
+    plain = tensorrt.TensorRTRuntime.__init__
+
+    def note(self, *arguments, **options):
+        plain(self, *arguments, **options)
+        runtimes.append(self)
+
+    monkeypatch.setattr(tensorrt.TensorRTRuntime, "__init__", note)
+    monkeypatch.setattr(cuda, "capture", wrong)
+    assert "a CUDA graph gives other bits" in row().failures
+
+
+def test_wrong_logits_are_seen(row, monkeypatch):
+    plain = gpu_check.logits
+
+    def wrong(decoder, texts):
+        found = plain(decoder, texts)
+        is_plan = isinstance(decoder._runtime, tensorrt.TensorRTRuntime)
+        return np.roll(found, 1, axis=0) if is_plan else found
+
+    monkeypatch.setattr(gpu_check, "logits", wrong)
+    assert any(x.startswith("KL ") for x in row().failures)
+
+
+def test_make_test_gpu_without_a_card_says_so():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    makefile = (PROJECT / "Makefile").read_text()
+    (recipe,) = [x for x in makefile.splitlines() if "support.gpu_check" in x]
+    assert recipe.strip().endswith("PYTHONPATH=tests exec $(BIN)/python -m support.gpu_check")
+    done = subprocess.run(
+        [sys.executable, "-m", "support.gpu_check"],
+        cwd=PROJECT,
+        env={"PYTHONPATH": "tests", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "test-gpu: this machine has no NVIDIA card, nothing was run\n"
