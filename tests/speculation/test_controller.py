@@ -15,17 +15,15 @@ from support.world import CAP, MACHINES, World, fitted
 
 ALPHAS = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]
 FEWER = [0.0, 0.2, 0.5, 0.7, 0.9, 1.0]
-FEW = [0.0, 0.5, 0.8, 1.0]
 WARM_UP = 50
-LATER = 150
-# Batch -> odds.
-CASES = {1: ALPHAS, 4: FEWER, 16: FEWER, 64: FEW}
+# Batch -> odds of its texts, steps after the warm-up.
+CASES = {1: (ALPHAS, 150), 4: (FEWER, 150), 16: (FEWER, 100), 64: ([0.0, 0.5, 0.8, 1.0], 50)}
 # A lone text tells one bit per token: at odds near the break-even of a draft model (0.05 to 0.2
-# here) one in twenty misleads for all of 50 steps, so this regret is a mean over texts.
-NUM_TEXTS = 2
+# here) one in twenty misleads for all of 50 steps, so that regret is a mean over texts.
+NUM_TEXTS = 3
 
 
-def regret(world, alphas, later=LATER):
+def regret(world, alphas, later=150):
     """Goodput after the warm-up against (the best fixed length, K = 0), and of the whole run
     against K = 0."""
     start, end = world.goodput(alphas, WARM_UP), world.goodput(alphas, later)
@@ -45,12 +43,14 @@ def check(found, alpha):
 @pytest.mark.parametrize("drafter", ["free", "model"])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_regret_against_the_best_fixed_length(machine, drafter, batch):
-    num_texts = NUM_TEXTS if (batch, drafter) == (1, "model") else 1
-    for alpha in CASES[batch]:
+    alphas, later = CASES[batch]
+    for alpha in alphas:
+        is_hard = (batch, drafter) == (1, "model") and 0.0 < alpha <= 0.2
         worlds = [
-            World(MACHINES[machine], drafter, max(2, batch), seed=seed) for seed in range(num_texts)
+            World(MACHINES[machine], drafter, max(2, batch), seed=seed)
+            for seed in range(NUM_TEXTS if is_hard else 1)
         ]
-        check([regret(world, [alpha] * batch) for world in worlds], alpha)
+        check([regret(world, [alpha] * batch, later) for world in worlds], alpha)
 
 
 @pytest.mark.parametrize("drafter", ["free", "model"])
@@ -64,7 +64,7 @@ def test_regret_of_a_crowd(machine, drafter):
 @pytest.mark.parametrize("drafter", ["free", "model"])
 def test_regret_where_passes_take_uneven_times(drafter):
     for alpha in (0.1, 0.5, 0.9):
-        worlds = [World(MACHINES["cpu"], drafter, noise=0.15, seed=seed) for seed in range(3)]
+        worlds = [World(MACHINES["cpu"], drafter, noise=0.15, seed=seed) for seed in range(2)]
         check([regret(world, [alpha] * 4) for world in worlds], alpha)
 
 
@@ -74,7 +74,7 @@ def test_a_batch_of_unlike_texts_drafts_for_the_likely_ones(machine, drafter):
     world = World(MACHINES[machine], drafter)
     alphas = [0.9, 0.05, 0.9, 0.05]
     world.goodput(alphas, WARM_UP)
-    assert world.goodput(alphas, LATER) >= 0.98 * world.best_fixed(alphas)
+    assert world.goodput(alphas, 150) >= 0.98 * world.best_fixed(alphas)
 
 
 def test_no_draft_call_when_the_draft_is_always_wrong():

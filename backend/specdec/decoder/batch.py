@@ -92,7 +92,7 @@ def cut(shares: Seq[Share], max_rows: int | None) -> list[list[Share]]:
         without = len(token_ids) - num_outputs  # rows before the first output
         for i, begin in enumerate(range(0, len(token_ids), max_rows)):
             part = token_ids[begin : begin + max_rows]
-            outputs = 0
+            outputs = max(0, begin + len(part) - max(without, begin))
             if i == len(rounds):
                 rounds.append([])
             rounds[i].append(Share(slot, start + begin, part, outputs))
