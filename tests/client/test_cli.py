@@ -121,10 +121,10 @@ class TestGenerate:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout.read(5) == b"first"
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=10)
+            _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
         assert errors == b""
-        assert service.calls[0].cancelled.wait(2)
+        assert service.calls[0].cancelled.wait(20)
 
     def test_system_needs_a_chat(self):
         done = run("generate", "x", "--raw", "--system", "y")
@@ -144,7 +144,7 @@ class TestServe:
     def fails(self, *arguments):
         begin = time.monotonic()
         done = run("serve", *arguments)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         assert (done.returncode, done.stdout) == (2, "")
         lines = done.stderr.splitlines()
         assert len(lines) == 1
