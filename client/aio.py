@@ -8,6 +8,7 @@ async with AsyncSpecdecClient() as client:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -135,12 +136,18 @@ class AsyncChunkStream(AsyncIterator[Chunk]):
                 break
             if (chunk := self._reader.read(message)) is not None:
                 return chunk
+        if self._reader.is_complete and not self._closed:
+            with contextlib.suppress(grpc.RpcError):
+                await self._call.read()  # see `close`: the end of the stream
         self.close()
         raise StopAsyncIteration
 
     def close(self) -> None:
+        """Once the answer is complete the server ends the stream by itself: a cancel at that
+        moment makes tritonserver 2.51 keep the request for good."""
         self._closed = True
-        self._call.cancel()
+        if not self._reader.is_complete:
+            self._call.cancel()
 
     async def aclose(self) -> None:
         self.close()

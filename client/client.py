@@ -7,6 +7,7 @@ with SpecdecClient() as client:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -153,6 +154,12 @@ class ChunkStream(Iterator[Chunk]):
 
     def close(self) -> None:
         self._closed.set()
+        if self._reader.is_complete:
+            # The server is ending the stream. A cancel at this moment makes tritonserver 2.51 keep
+            # the request for good, and then it cannot unload the model when it is to exit.
+            with contextlib.suppress(grpc.RpcError):
+                for _ in self._call:
+                    pass
         self._call.cancel()
 
     def __enter__(self) -> ChunkStream:
