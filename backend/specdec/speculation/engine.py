@@ -133,7 +133,7 @@ class Engine:
                 self._fail([sequence], error)
                 continue
             self._metrics.admitted(sequence)
-            if sequence.drafter and sequence.max_draft_tokens:
+            if sequence.drafter:
                 sequence.drafter.begin(sequence.view)
 
     def _propose(self, decoding: Seq[Sequence], chunks: Seq[Work]) -> tuple[list[Work], float]:
@@ -216,7 +216,7 @@ class Engine:
         if chunk.finish_reason is not None:
             self._close([sequence])
             self._metrics.finished(sequence)
-        elif sequence.drafter and sequence.max_draft_tokens:
+        elif sequence.drafter:
             sequence.drafter.observe(sequence.view, verdict)
         sequence.sink.chunk(sequence, chunk)
 
@@ -266,7 +266,7 @@ class Engine:
     def _end_drafting(self, sequences: Seq[Sequence]) -> None:
         groups: dict[Drafter, list[int]] = {}
         for sequence in sequences:
-            if sequence.drafter and sequence.max_draft_tokens:
+            if sequence.drafter:
                 groups.setdefault(sequence.drafter, []).append(sequence.sequence_id)
         for drafter, sequence_ids in groups.items():
             try:

@@ -54,6 +54,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_ids)
         self.num_undrafted = len(self.token_ids)
+        if not self.max_draft_tokens:
+            self.drafter = None  # asked for: no drafter hears of this sequence
 
     @property
     def num_output_tokens(self) -> int:
