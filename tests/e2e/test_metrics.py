@@ -30,8 +30,10 @@ def growth(served):
 
     def measure():
         after = served.settled_metrics()
-        assert all(after[name] >= before[name] for name in after if name.endswith("_total"))
-        return {name: after[name] - before[name] for name in after}
+        assert before.keys() <= after.keys()
+        grown = {name: after[name] - before.get(name, 0.0) for name in after}  # some are new
+        assert all(grown[name] >= 0 for name in grown if name.endswith("_total"))
+        return grown
 
     return measure
 
