@@ -76,6 +76,9 @@ class Proposal(NamedTuple):
 
     token_ids: tuple[int, ...] = ()  # [num_draft_tokens]
     omen: int = 0  # how good it looks to its drafter; proposals of equal omen are judged together
+    # Of a tree: the index in `token_ids` that each token follows, -1 for the last committed token;
+    # parents come before their children. Empty for a chain.
+    parents: tuple[int, ...] = ()
 
 
 class Verdict(NamedTuple):
@@ -106,6 +109,10 @@ class Extend(NamedTuple):
 
     The cache is first rewound to `start`, then `token_ids` are appended; tokens are sampled after
     each of the last `num_outputs` of them, and `num_draft_steps` more follow autoregressively.
+
+    With `parents`, the last `num_outputs - 1` tokens are a draft tree: each sees the tokens before
+    the tree and its own ancestors, at the position its depth gives it. Tokens that follow the one
+    before them from the start (the trunk) stay in the cache, the other branches do not.
     """
 
     sequence_id: int
@@ -113,6 +120,8 @@ class Extend(NamedTuple):
     token_ids: Seq[int]  # [num_tokens], at least one
     num_outputs: int  # 0 for a prefill chunk that is not the last
     num_draft_steps: int = 0  # needs num_outputs >= 1
+    parents: Seq[int] = ()  # [num_outputs - 1] as in `Proposal`; empty: a chain
+    num_candidates: int = 0  # likeliest tokens wanted after each of the `num_outputs`
 
 
 class Extended(NamedTuple):
@@ -120,6 +129,8 @@ class Extended(NamedTuple):
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    # [num_outputs][num_candidates] the raw logits' largest, in falling order
+    candidate_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class ExtendResult(NamedTuple):
