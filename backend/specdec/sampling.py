@@ -120,6 +120,12 @@ def is_plain_greedy(sampling: SamplingParams) -> bool:
     )
 
 
+def likeliest(logits: Floats, count: int) -> Ints:
+    """Ids of the `count` largest of `logits` [V], in falling order; of equal ones the lowest."""
+    ids = _largest(logits, count)
+    return ids[np.argsort(-logits[ids], kind="stable")]
+
+
 def _mass(logits: Floats, peak: float, temperature: float = 1.0) -> float:
     """Sum of exp((logits - peak) / temperature).
 

@@ -11,10 +11,13 @@ open       sequence_ids [1], token_ids [N],           num_cached [1]
 extend     sequence_ids, starts, num_tokens,          output_ids [R], output_logprobs [R],
            num_outputs, num_draft_steps [B],          compute_seconds [1]
            token_ids [N]
+           of trees: num_parents [B], parents [P]
+           if any is wanted: num_candidates [B]       candidate_ids [C]
 close      sequence_ids, starts [B] (committed        num_cached [1], 0
            lengths)
 
-N = sum(num_tokens), R = sum(num_outputs + num_draft_steps); sequences follow one another.
+N = sum(num_tokens), R = sum(num_outputs + num_draft_steps), P = sum(num_parents),
+C = sum(num_outputs * num_candidates); sequences follow one another.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -47,6 +51,9 @@ INPUTS: Mapping[str, Any] = {
     "token_ids": np.int32,
     "num_outputs": np.int32,
     "num_draft_steps": np.int32,
+    "num_parents": np.int32,
+    "parents": np.int32,
+    "num_candidates": np.int32,
     "sampling": np.object_,
 }
 OUTPUTS: Mapping[str, Any] = {
@@ -54,9 +61,11 @@ OUTPUTS: Mapping[str, Any] = {
     "num_cached": np.int32,
     "output_ids": np.int32,
     "output_logprobs": np.float32,
+    "candidate_ids": np.int32,
     "compute_seconds": np.float64,
 }
-# Operation -> the outputs it fills; a call asks for these only.
+# Operation -> the outputs it fills; a call asks for these only. `extend` has candidate_ids too if
+# the call has num_candidates.
 RESULTS: Mapping[str, tuple[str, ...]] = {
     "describe": ("info",),
     "reset": ("num_cached",),
@@ -85,6 +94,32 @@ def sampling_from_json(text: str | bytes) -> SamplingParams:
     return SamplingParams(**fields)
 
 
+def _split(values: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    """Consecutive parts of these sizes, which are all there is."""
+    ends = list(accumulate(sizes, initial=0))
+    assert ends[-1] == len(values), (sizes, len(values))
+    return [values[begin:end] for begin, end in pairwise(ends)]
+
+
+def _optional(calls: Sequence[Extend]) -> Arrays:
+    """What most calls do without."""
+    arrays: Arrays = {}
+    if any(c.parents for c in calls):
+        arrays["num_parents"] = _ints([len(c.parents) for c in calls])
+        arrays["parents"] = _ints([p for c in calls for p in c.parents])
+    if any(c.num_candidates for c in calls):
+        arrays["num_candidates"] = _ints([c.num_candidates for c in calls])
+    return arrays
+
+
+def _candidates(calls: Sequence[Extend], ids: list[int]) -> list[tuple[tuple[int, ...], ...]]:
+    """`Extended.candidate_ids` of every call, cut from what all have together."""
+    num_rows = [c.num_outputs if c.num_candidates else 0 for c in calls]
+    sizes = [c.num_candidates for c, n in zip(calls, num_rows, strict=True) for _ in range(n)]
+    rows = [tuple(row) for row in _split(ids, sizes)]
+    return [tuple(part) for part in _split(rows, num_rows)]
+
+
 class RemoteDecoder:
     """The `Decoder` protocol over a transport: arrays in, arrays out, `DecoderFailed` on error."""
 
@@ -93,7 +128,10 @@ class RemoteDecoder:
         self._transport = transport
 
     def _call(self, operation: str, **arrays: np.ndarray[Any, Any]) -> Arrays:
-        return self._transport({"operation": _text(operation), **arrays}, RESULTS[operation])
+        more = ("candidate_ids",) if "num_candidates" in arrays else ()
+        return self._transport(
+            {"operation": _text(operation), **arrays}, (*RESULTS[operation], *more)
+        )
 
     def describe(self) -> DecoderInfo:
         info = json.loads(self._call("describe")["info"][0])
@@ -121,13 +159,17 @@ class RemoteDecoder:
             token_ids=_ints([t for c in calls for t in c.token_ids]),
             num_outputs=_ints([c.num_outputs for c in calls]),
             num_draft_steps=_ints([c.num_draft_steps for c in calls]),
+            **_optional(calls),
         )
-        ids, logprobs = result["output_ids"].tolist(), result["output_logprobs"].tolist()
-        sequences, end = [], 0
-        for call in calls:
-            begin, end = end, end + call.num_outputs + call.num_draft_steps
-            sequences.append(Extended(tuple(ids[begin:end]), tuple(logprobs[begin:end])))
-        assert end == len(ids) == len(logprobs), (end, len(ids), len(logprobs))
+        sizes = [c.num_outputs + c.num_draft_steps for c in calls]
+        ids = _split(result["output_ids"].tolist(), sizes)
+        logprobs = _split(result["output_logprobs"].tolist(), sizes)
+        found = result["candidate_ids"].tolist() if "candidate_ids" in result else []
+        candidates = _candidates(calls, found)
+        sequences = [
+            Extended(tuple(i), tuple(p), c)
+            for i, p, c in zip(ids, logprobs, candidates, strict=True)
+        ]
         return ExtendResult(sequences, float(result["compute_seconds"][0]))
 
     def close(self, sequences: Sequence[tuple[int, int]]) -> None:
@@ -160,20 +202,26 @@ def serve(decoder: Decoder, arrays: Arrays) -> Arrays:
 
 
 def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:
-    token_ids = arrays["token_ids"].tolist()
-    columns = ("sequence_ids", "starts", "num_tokens", "num_outputs", "num_draft_steps")
-    calls, end = [], 0
-    for sequence_id, start, num_tokens, num_outputs, num_draft_steps in zip(
-        *(arrays[name].tolist() for name in columns), strict=True
-    ):
-        begin, end = end, end + num_tokens
-        calls.append(Extend(sequence_id, start, token_ids[begin:end], num_outputs, num_draft_steps))
-    assert end == len(token_ids), (end, len(token_ids))
-    result = decoder.extend(calls)
-    return {
+    ints = {name: array.tolist() for name, array in arrays.items() if name != "operation"}
+    zeros = [0] * len(ints["sequence_ids"])
+    columns = (
+        ints["sequence_ids"],
+        ints["starts"],
+        _split(ints["token_ids"], ints["num_tokens"]),
+        ints["num_outputs"],
+        ints["num_draft_steps"],
+        _split(ints.get("parents", []), ints.get("num_parents", zeros)),
+        ints.get("num_candidates", zeros),
+    )
+    result = decoder.extend([Extend(*fields) for fields in zip(*columns, strict=True)])
+    outputs = {
         "output_ids": _ints([t for s in result.sequences for t in s.token_ids]),
         "output_logprobs": np.asarray(
             [p for s in result.sequences for p in s.logprobs], dtype=np.float32
         ),
         "compute_seconds": np.array([result.compute_seconds]),
     }
+    if "num_candidates" in arrays:
+        ids = [t for s in result.sequences for row in s.candidate_ids for t in row]
+        outputs["candidate_ids"] = _ints(ids)
+    return outputs

@@ -12,7 +12,7 @@ import pytest
 from specdec.decoder.decoder import CachedDecoder
 from specdec.errors import DecoderFailed
 from specdec.sampling import sample
-from specdec.types import DecoderInfo, Extend, SamplingParams
+from specdec.types import DecoderInfo, Extend, Extended, SamplingParams
 from support.decoding import GREEDY, drafts_from, generate, run_together, steps
 from support.runtimes import VOCAB_SIZE, TokenRuntime, artifact, logits_after
 
@@ -112,7 +112,7 @@ def test_a_prefill_chunk_without_outputs_returns_none():
     decoder, _ = make()
     decoder.open(1, PROMPT, GREEDY)
     result = decoder.extend([Extend(1, 0, PROMPT[:4], 0)])
-    assert result.sequences == [((), ())]
+    assert result.sequences == [Extended((), ())]
 
 
 def test_an_empty_call_is_fine():
@@ -400,7 +400,7 @@ class Traffic:
                 del self.texts[i]
             return
         for call, extended in zip(calls, result.sequences, strict=True):
-            self.verify(call, list(zip(*extended, strict=True)))
+            self.verify(call, list(zip(*extended[:2], strict=True)))
 
     def verify(self, call: Extend, found: list[tuple[int, float]]) -> None:
         i = call.sequence_id

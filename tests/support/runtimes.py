@@ -90,6 +90,9 @@ class TokenRuntime:
     def most_likely(self, logits: np.ndarray, rows: slice, num_tokens: int) -> None:
         """The caller draws."""
 
+    def likeliest(self, logits: np.ndarray, rows: slice, num_tokens: int, count: int) -> None:
+        """The caller selects."""
+
     def resize(self, length: int, kept: Sequence[int]) -> None:
         old, self.keys = self.keys, np.full((self.num_slots, length), EMPTY)
         for slot, count in enumerate(kept):

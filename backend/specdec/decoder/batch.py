@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,14 @@ class Share(NamedTuple):
     start: int
     token_ids: Seq[int]  # at least one
     num_outputs: int  # logits are wanted for that many of the last rows
+    # Cache places that the last tokens follow, the branches of a tree: see tree.py. Every other
+    # token follows the one before it.
+    parents: Seq[int] = ()
+
+    @property
+    def end(self) -> int:
+        """Cache positions that are valid after the pass: branches are not."""
+        return self.start + len(self.token_ids) - len(self.parents)
 
 
 class Batch(NamedTuple):
@@ -83,19 +91,29 @@ def _extent(share: Share) -> _Extent:
 def cut(shares: Seq[Share], max_rows: int | None) -> list[list[Share]]:
     """Cut shares of more than `max_rows` tokens into rounds that follow one another.
 
-    Outputs stay with the rows they belong to.
+    Outputs stay with the rows they belong to. The branches of a tree, at most `max_rows`, stay
+    together: in the cache they would not outlast their pass.
     """
     if max_rows is None or all(len(s.token_ids) <= max_rows for s in shares):
         return [list(shares)]
     rounds: list[list[Share]] = []
-    for slot, start, token_ids, num_outputs in shares:
-        without = len(token_ids) - num_outputs  # rows before the first output
-        for i, begin in enumerate(range(0, len(token_ids), max_rows)):
-            part = token_ids[begin : begin + max_rows]
-            outputs = max(0, begin + len(part) - max(without, begin))
+    for share in shares:
+        size = len(share.token_ids)
+        without = size - share.num_outputs  # rows before the first output
+        cuts = list(range(0, size - len(share.parents), max_rows))
+        if size - cuts[-1] > max_rows:  # the branches do not fit behind the last part
+            cuts.append(size - len(share.parents))
+        for i, (begin, end) in enumerate(pairwise([*cuts, size])):
             if i == len(rounds):
                 rounds.append([])
-            rounds[i].append(Share(slot, start + begin, part, outputs))
+            part = Share(
+                share.slot,
+                share.start + begin,
+                share.token_ids[begin:end],
+                max(0, end - max(without, begin)),
+                share.parents if end == size else (),
+            )
+            rounds[i].append(part)
     return rounds
 
 
@@ -189,6 +207,11 @@ def build(
         write_index[b] = share.start
     assert write_index.max() + places <= length, (write_index, places, length)
     positions = write_index[:, None] + steps
+    attention_mask = (np.arange(length) <= positions[..., None])[:, None]
+    for share in shares:
+        if share.parents:
+            b = share.slot - first
+            _place_branches(share, attention_mask[b, 0], positions[b])
     return Batch(
         first=first,
         last=last,
@@ -197,9 +220,25 @@ def build(
         flat_index=_pad(flat_index, min_rows),
         position_ids=np.minimum(positions, max_position - 1),
         write_index=write_index,
-        attention_mask=(np.arange(length) <= positions[..., None])[:, None],
+        attention_mask=attention_mask,
         output_rows=_pad(output_rows, min_rows),
     )
+
+
+def _place_branches(share: Share, mask: Any, positions: Ints) -> None:
+    """Let every branch token see what its parent sees, and itself, one position further on.
+
+    Changes rows of `mask` [T, S] and `positions` [T], which are a chain's.
+    """
+    first = len(share.token_ids) - len(share.parents)
+    for row, parent in enumerate(share.parents, start=first):
+        if parent < share.end:  # it stands where a chain has it, in this pass or before
+            mask[row] = np.arange(mask.shape[1]) <= parent
+            positions[row] = parent + 1
+        else:
+            mask[row] = mask[parent - share.start]
+            positions[row] = positions[parent - share.start] + 1
+        mask[row, share.start + row] = True
 
 
 def _pad(parts: list[Any], size: int) -> Ints:

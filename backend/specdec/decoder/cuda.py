@@ -112,6 +112,25 @@ class DeviceLogits:
             parts = self._rows[rows, :num_tokens].split(_ROWS_AT_ONCE)
             return [draw for part in parts for draw in _most_likely(self._cuda.torch, part)]
 
+    def likeliest(self, rows: slice, num_tokens: int, count: int) -> list[list[int]]:
+        """What `specdec.sampling.likeliest` finds among ids below `num_tokens`, row by row."""
+        with self._cuda.active():
+            parts = self._rows[rows, :num_tokens].split(_ROWS_AT_ONCE)
+            return [ids for part in parts for ids in _likeliest(self._cuda.torch, part, count)]
+
+
+def _likeliest(torch: Any, logits: Any, count: int) -> list[list[int]]:
+    """logits float32 [R, num_tokens], finite.
+
+    A float's bits, those below the sign flipped where it is set, order as the float does. The id
+    goes below them: `topk` chooses among equal values as it likes, and no two of these are equal.
+    """
+    bits = (logits + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    found: list[list[int]] = ((ordered << 32) - ids).topk(count, dim=1).indices.tolist()
+    return found
+
 
 def _most_likely(torch: Any, logits: Any) -> list[Draw]:
     """logits float32 [R, num_tokens]."""

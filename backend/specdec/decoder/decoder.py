@@ -16,15 +16,17 @@ import numpy as np
 
 from specdec.artifact import FILE, Artifact
 from specdec.config import DecoderConfig
-from specdec.decoder import batch
+from specdec.decoder import batch, tree
 from specdec.decoder.batch import Share
 from specdec.decoder.cache import Cache, Slot
 from specdec.decoder.costs import load_or_measure
 from specdec.decoder.probe import probe
 from specdec.decoder.runtimes import Logits, Runtime, load_runtime
 from specdec.errors import DecoderFailed
-from specdec.sampling import is_plain_greedy, sample
+from specdec.sampling import is_plain_greedy, likeliest, sample
 from specdec.types import DecoderInfo, Extend, Extended, ExtendResult, SamplingParams
+
+MAX_CANDIDATES = 64  # of one row
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,8 @@ class _Outputs:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    candidate_ids: list[tuple[int, ...]] = field(default_factory=list)
+    num_candidates: int = 0  # wanted of the rows to come
 
 
 class CachedDecoder:
@@ -92,12 +96,16 @@ class CachedDecoder:
         began = time.perf_counter()
         self._check(calls)
         sequences = [self._sequences[call.sequence_id] for call in calls]
-        outputs = [_Outputs() for _ in calls]
+        outputs = [_Outputs(num_candidates=call.num_candidates) for call in calls]
         shares = []
         for call, sequence in zip(calls, sequences, strict=True):
             sequence.slot.length = call.start  # rewind
-            shares.append(self._share(sequence.slot, call.token_ids, call.num_outputs))
+            root = call.start + len(call.token_ids) - len(call.parents) - 1
+            parents = tree.branch_parents(call.parents, root)
+            shares.append(self._share(sequence.slot, call.token_ids, call.num_outputs, parents))
         self._evaluate(shares, sequences, outputs)
+        for output in outputs:
+            output.num_candidates = 0
         for step in range(max((call.num_draft_steps for call in calls), default=0)):
             going = [i for i, call in enumerate(calls) if step < call.num_draft_steps]
             self._evaluate(
@@ -105,13 +113,18 @@ class CachedDecoder:
                 [sequences[i] for i in going],
                 [outputs[i] for i in going],
             )
-        extended = [Extended(tuple(o.token_ids), tuple(o.logprobs)) for o in outputs]
+        extended = [
+            Extended(tuple(o.token_ids), tuple(o.logprobs), tuple(o.candidate_ids)) for o in outputs
+        ]
         return ExtendResult(extended, time.perf_counter() - began)
 
-    def _share(self, slot: Slot, token_ids: Seq[int], num_outputs: int) -> Share:
+    def _share(
+        self, slot: Slot, token_ids: Seq[int], num_outputs: int, parents: Seq[int] = ()
+    ) -> Share:
         """Note the tokens behind the slot's content: penalties see them, the cache not yet."""
-        slot.tokens[slot.length : slot.length + len(token_ids)] = token_ids
-        return Share(slot.index, slot.length, token_ids, num_outputs)
+        share = Share(slot.index, slot.length, token_ids, num_outputs, parents)
+        slot.tokens[slot.length : share.end] = token_ids[: share.end - slot.length]
+        return share
 
     def _evaluate(
         self, shares: Seq[Share], sequences: Seq[_Sequence], outputs: Seq[_Outputs]
@@ -125,10 +138,12 @@ class CachedDecoder:
                 row = 0
                 for share in group:
                     sequence, output = by_slot[share.slot]
-                    sequence.slot.length = share.start + len(share.token_ids)
+                    sequence.slot.length = share.end
                     rows = slice(row, row + share.num_outputs)
                     row += share.num_outputs
-                    self._sample(logits, rows, sequence, output)
+                    if share.num_outputs:
+                        self._sample(logits, rows, share, sequence, output)
+                        self._add_candidates(logits, rows, output)
 
     def _forward(self, group: Seq[Share]) -> Logits:
         """One pass: logits [R, V]."""
@@ -145,29 +160,39 @@ class CachedDecoder:
             )
         )
 
-    def _sample(self, logits: Logits, rows: slice, sequence: _Sequence, output: _Outputs) -> None:
-        """Draw after each of the slot's last tokens, whose logits are `rows` of [R, V]."""
-        slot, num_tokens = sequence.slot, self._info.vocab_size
-        if rows.start == rows.stop:
-            return
+    def _sample(
+        self, logits: Logits, rows: slice, share: Share, sequence: _Sequence, output: _Outputs
+    ) -> None:
+        """Draw after each of the share's output tokens, whose logits are `rows` of [R, V]."""
+        num_tokens = self._info.vocab_size
         if is_plain_greedy(sequence.sampling):
             draws = self._runtime.most_likely(logits, rows, num_tokens)
             if draws is not None:
                 output.token_ids += [draw.token_id for draw in draws]
                 output.logprobs += [draw.logprob for draw in draws]
                 return
-        first = slot.length - (rows.stop - rows.start) + 1
-        for position, row in enumerate(logits[rows], start=first):
+        histories = tree.histories(share, sequence.slot.tokens)
+        for row, history in zip(logits[rows], histories, strict=True):
             token_id, logprob = sample(
                 row,
                 sequence.sampling,
-                history=slot.tokens[:position],
+                history=history,
                 num_prompt_tokens=sequence.num_prompt_tokens,
-                position=position,
+                position=len(history),
                 vocab_limit=num_tokens,
             )
             output.token_ids.append(token_id)
             output.logprobs.append(logprob)
+
+    def _add_candidates(self, logits: Logits, rows: slice, output: _Outputs) -> None:
+        """Note the likeliest ids of `rows`, which are finite: they were sampled."""
+        count, num_tokens = output.num_candidates, self._info.vocab_size
+        if not count:
+            return
+        found = self._runtime.likeliest(logits, rows, num_tokens, count)
+        if found is None:
+            found = [likeliest(row[:num_tokens], count).tolist() for row in logits[rows]]
+        output.candidate_ids += map(tuple, found)
 
     def _check(self, calls: Seq[Extend]) -> None:
         """Refuse the whole call with `DecoderFailed` before anything changes."""
@@ -187,12 +212,27 @@ class CachedDecoder:
                 raise DecoderFailed(f"{name}: {call.num_outputs} outputs of {num_tokens} tokens")
             if steps < 0 or (steps and not call.num_outputs):
                 raise DecoderFailed(f"{name}: {steps} draft steps after {call.num_outputs} outputs")
-            end = call.start + num_tokens + steps
+            if call.parents:
+                self._check_tree(name, call)
+            if not 0 <= call.num_candidates <= (most := min(MAX_CANDIDATES, self._info.vocab_size)):
+                raise DecoderFailed(
+                    f"{name}: {call.num_candidates} candidates: allowed are 0 to {most}"
+                )
+            num_kept = num_tokens - len(call.parents) + tree.max_depth(call.parents)
+            end = call.start + num_kept + steps
             if end > self._info.max_sequence_length:
                 raise DecoderFailed(
                     f"{name} would hold {end} tokens: allowed are {self._info.max_sequence_length}"
                 )
             self._check_ids(call.token_ids)
+
+    def _check_tree(self, name: str, call: Extend) -> None:
+        if call.num_draft_steps:
+            raise DecoderFailed(f"{name}: draft steps cannot follow a tree")
+        try:
+            tree.check(call.parents, num_outputs=call.num_outputs, max_rows=self._runtime.max_rows)
+        except DecoderFailed as error:
+            raise DecoderFailed(f"{name}: {error}") from None
 
     def _check_ids(self, token_ids: Seq[int]) -> None:
         for wrong in (min(token_ids), max(token_ids)):

@@ -62,6 +62,14 @@ class Runtime(Protocol):
         """
         ...
 
+    def likeliest(
+        self, logits: Any, rows: slice, num_tokens: int, count: int
+    ) -> list[list[int]] | None:
+        """The `count` ids below `num_tokens` of the largest logits, in falling order, of equal
+        ones the lowest, at some rows of what `forward` returned; None as in `most_likely`.
+        """
+        ...
+
     def resize(self, length: int, kept: Seq[int]) -> None:
         """Give every slot `length` positions; slot i keeps its first `kept[i]` (<= length)."""
         ...

@@ -74,6 +74,9 @@ class OnnxRuntime:
     def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> None:
         """See `Runtime`: rows lie in this process's memory."""
 
+    def likeliest(self, logits: Any, rows: slice, num_tokens: int, count: int) -> None:
+        """See `Runtime`: rows lie in this process's memory."""
+
     def _room_for_logits(self, num_rows: int) -> Array:
         if num_rows > len(self._logits):
             self._logits = _aligned((num_rows, self._logits.shape[1]))

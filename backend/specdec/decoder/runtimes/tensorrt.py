@@ -165,6 +165,12 @@ class TensorRTRuntime:
         """See `Runtime`."""
         return logits.most_likely(rows, num_tokens)
 
+    def likeliest(
+        self, logits: DeviceLogits, rows: slice, num_tokens: int, count: int
+    ) -> list[list[int]]:
+        """See `Runtime`."""
+        return logits.likeliest(rows, num_tokens, count)
+
     def resize(self, length: int, kept: Seq[int]) -> None:
         """See `Runtime`. The plan's length never changes, only how much of it is in use."""
         assert length <= self._plan.cache_length, (length, self._plan.cache_length)
