@@ -9,58 +9,30 @@ import random
 import numpy as np
 import pytest
 
-from specdec.decoder.decoder import CachedDecoder
 from specdec.errors import DecoderFailed
-from specdec.sampling import sample
-from specdec.types import DecoderInfo, Extend, Extended, SamplingParams
+from specdec.types import Extend, Extended, SamplingParams
 from support.decoding import GREEDY, drafts_from, generate, run_together, steps
-from support.runtimes import VOCAB_SIZE, TokenRuntime, artifact, logits_after
-
-LIMIT = VOCAB_SIZE - 2  # ids that may be emitted
-SAMPLED = SamplingParams(
-    temperature=1.3,
-    top_k=20,
-    top_p=0.95,
-    repetition_penalty=1.3,
-    frequency_penalty=0.4,
-    presence_penalty=0.2,
-    seed=77,
-    min_tokens=4,
-    end_ids=(2, 5, 7),
+from support.runtimes import VOCAB_SIZE, TokenRuntime
+from support.token_decoder import (
+    PROMPT,
+    SAMPLED,
+    check,
+    drawn,
+    likeliest_of,
+    make,
+    texts_of,
 )
-
-
-def make(runtime=None, *, max_length: int = 300, min_rows: int = 2, **runtime_args):
-    runtime = runtime or TokenRuntime(**runtime_args)
-    info = DecoderInfo(runtime.num_slots, max_length, LIMIT, "bitwise", min_rows, "fp32")
-    return CachedDecoder(runtime, info, artifact()), runtime
+from support.trees import trunk
 
 
 def expected(prompt, sampling=GREEDY, num_tokens=12):
     """Plain decoding by hand: the scripted model and the sampler, nothing else."""
     tokens, logprobs = list(prompt), []
     for _ in range(num_tokens):
-        token, logprob = sample(
-            logits_after(tokens),
-            sampling,
-            history=np.array(tokens, np.int32),
-            num_prompt_tokens=len(prompt),
-            position=len(tokens),
-            vocab_limit=LIMIT,
-        )
+        token, logprob = drawn(tokens, sampling, len(prompt))
         tokens.append(token)
         logprobs.append(logprob)
     return tokens[len(prompt) :], logprobs
-
-
-def check(decoder, runtime) -> None:
-    """What the decoder believes its slots hold is what they hold."""
-    decoder._cache.check_integrity()
-    for slot in decoder._cache.slots:
-        assert np.array_equal(runtime.keys[slot.index, : slot.length], slot.tokens[: slot.length])
-
-
-PROMPT = [3, 14, 15, 9, 26, 5]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -254,6 +226,12 @@ def test_rows_fed_stay_bounded():
         (Extend(1, 6, [3] * 295, 1), "would hold 301 tokens: allowed are 300"),
         (Extend(1, 6, [3], 1, 294), "would hold 301 tokens: allowed are 300"),
         (Extend(2, 0, [3], 1), "named twice"),
+        (Extend(1, 6, [3], 1, num_candidates=-1), "sequence 1: -1 candidates: allowed are 0 to 38"),
+        (Extend(1, 6, [3], 1, num_candidates=39), "39 candidates: allowed are 0 to 38"),
+        (Extend(1, 6, [3, 4], 2, 1, [-1]), "sequence 1: draft steps cannot follow a tree"),
+        (Extend(1, 6, [3, 4], 1, 0, [-1]), "sequence 1: 1 parents with 1 outputs"),
+        (Extend(1, 6, [3, 4], 2, 0, [0]), "sequence 1: token 0 of a tree follows 0"),
+        (Extend(1, 6, [3] * 66, 66, 0, [-1] * 65), "a tree of 65 tokens: allowed are 1 to 64"),
     ],
 )
 def test_a_refused_call_changes_nothing(call, message):
@@ -382,7 +360,11 @@ class Traffic:
         given = given[: min(choice([1, 3, 17, 90]), self.top - start)]
         draft_steps = choice([0, 0, 2]) if start + len(given) + 2 <= self.top else 0
         num_outputs = self.rng.randint(1 if draft_steps else 0, min(len(given), 6))
-        return Extend(i, start, given, num_outputs, draft_steps)
+        parents: list[int] = []
+        if num_outputs and not draft_steps and choice([True, False]):
+            parents = [self.rng.choice([j - 1, -1, j // 2]) for j in range(num_outputs - 1)]
+            parents = [min(p, j - 1) for j, p in enumerate(parents)]
+        return Extend(i, start, given, num_outputs, draft_steps, parents, choice([0, 0, 2]))
 
     def extend(self) -> None:
         some = self.rng.sample(list(self.texts), self.rng.randint(0, len(self.texts)))
@@ -400,28 +382,31 @@ class Traffic:
                 del self.texts[i]
             return
         for call, extended in zip(calls, result.sequences, strict=True):
-            self.verify(call, list(zip(*extended[:2], strict=True)))
+            self.verify(call, extended)
 
-    def verify(self, call: Extend, found: list[tuple[int, float]]) -> None:
+    def verify(self, call: Extend, found: Extended) -> None:
         i = call.sequence_id
         text = self.texts[i][: call.start] + list(call.token_ids)
-        first = len(text) - call.num_outputs + 1
-        text += [token for token, _ in found[call.num_outputs - 1 : -1]][: call.num_draft_steps]
+        texts = [text[: len(text) - k] for k in reversed(range(call.num_outputs))]
+        if call.parents:
+            texts = texts_of(call, text[: call.start])
+            num_branches = len(call.parents) - len(trunk(call.parents))
+            text = text[: len(text) - num_branches]
+        for token in found.token_ids[call.num_outputs - 1 : -1][: call.num_draft_steps]:
+            text.append(token)
+            texts.append(list(text))
         self.texts[i] = text
-        for end, drawn in enumerate(found, start=first):
-            assert drawn == sample(
-                logits_after(text[:end]),
-                self.samplings[i],
-                history=np.array(text[:end], np.int32),
-                num_prompt_tokens=len(self.prompts[i]),
-                position=end,
-                vocab_limit=LIMIT,
-            )
+        pairs = list(zip(found.token_ids, found.logprobs, strict=True))
+        assert pairs == [drawn(t, self.samplings[i], len(self.prompts[i])) for t in texts]
+        count = call.num_candidates
+        rows = texts[: call.num_outputs] if count else []
+        assert found.candidate_ids == tuple(likeliest_of(t, count) for t in rows)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_operations_always_equal_plain_decoding(seed):
-    """Opens, chunks, drafts, draft steps, rewinds, closes, resets and failures in any order."""
+    """Opens, chunks, drafts, trees, draft steps, rewinds, closes, resets and failures, in any
+    order."""
     traffic = Traffic(seed)
     actions = [traffic.open, traffic.close, traffic.reset, traffic.extend]
     for _ in range(100):

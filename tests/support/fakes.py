@@ -89,16 +89,43 @@ class ScriptedDecoder:
         assert call.start <= len(cache), (call, len(cache))
         assert 0 <= call.num_outputs <= len(call.token_ids)
         del cache[call.start :]
-        sampled = []
-        for index, token_id in enumerate(call.token_ids):
-            cache.append(token_id)
-            if index >= len(call.token_ids) - call.num_outputs:
-                sampled.append(self.next_token(cache))
+        root = len(call.token_ids) - len(call.parents)
+        cache += call.token_ids[:root]
+        texts = [cache[: len(cache) - i] for i in reversed(range(call.num_outputs))]
+        if call.parents:
+            assert not call.num_draft_steps
+            texts = self._tree(call, root)
+        assert all(len(text) <= self.info.max_sequence_length for text in texts)
+        sampled = [self.next_token(text) for text in texts]
+        candidates = [self.candidates(text, call.num_candidates) for text in texts]
         for _ in range(call.num_draft_steps):
             cache.append(sampled[-1])
             sampled.append(self.next_token(cache))
         assert len(cache) <= self.info.max_sequence_length
-        return Extended(tuple(sampled), tuple(-float(t) for t in sampled))
+        return Extended(
+            tuple(sampled),
+            tuple(-float(t) for t in sampled),
+            tuple(candidates) if call.num_candidates else (),
+        )
+
+    def _tree(self, call: Extend, root: int) -> list[list[int]]:
+        """The text that each row sees, the root's first; the trunk stays in the cache."""
+        cache = self.caches[call.sequence_id]
+        assert len(call.parents) == call.num_outputs - 1 <= 64, call
+        texts = [list(cache)]
+        for i, parent in enumerate(call.parents):
+            assert -1 <= parent < i, call
+            texts.append([*texts[parent + 1], call.token_ids[root + i]])
+        trunk = 0
+        while trunk < len(call.parents) and call.parents[trunk] == trunk - 1:
+            trunk += 1
+        cache += call.token_ids[root : root + trunk]
+        return texts
+
+    def candidates(self, token_ids: Sequence[int], count: int) -> tuple[int, ...]:
+        """The likeliest ids after a text: the next token, then those above it."""
+        first = self.next_token(token_ids)
+        return tuple((first + i) % VOCAB_SIZE for i in range(count))
 
     def close(self, sequences: Sequence[tuple[int, int]]) -> None:
         for sequence_id, length in sequences:
