@@ -1,10 +1,13 @@
 """The loop over scripted models: exact output, counted calls, faults, and nothing left behind."""
 
 import random
+from itertools import takewhile
 
 import pytest
 
 from specdec.errors import Cancelled, DecoderFailed, Overloaded
+from specdec.speculation.controller import Controller
+from specdec.types import Proposal
 from support.engine import Harness, make_drafter
 from support.fakes import ScriptedDecoder, ScriptedDrafter, hash_text, reference_text
 
@@ -44,6 +47,37 @@ def test_a_batch_mixes_drafters_and_lengths():
     harness.run()
     for number, (prompt, sink) in enumerate(zip(prompts, harness.sinks, strict=True)):
         assert sink.token_ids == reference_text(prompt, 1 + number, hash_text)
+
+
+@pytest.mark.parametrize("name", ["ngram", "scripted", "draft_model"])
+def test_the_same_request_is_accepted_in_the_same_blocks(name):
+    """Alone, once more, and beside others: as many tokens in every step."""
+
+    def blocks(num_others):
+        harness = Harness()
+        drafter = make_drafter(name, is_wrong=WRONG["random"])
+        for number in range(num_others):
+            harness.submit([number + 1] * 9, 30, drafter=drafter, num_draft_tokens=number % 6)
+        sink = harness.submit([9, 7] * 5, 60, drafter=drafter, num_draft_tokens=5)
+        harness.run()
+        return [len(chunk.token_ids) for chunk in sink.chunks]
+
+    alone = blocks(0)
+    assert max(alone) > 1
+    assert blocks(0) == blocks(1) == blocks(7) == alone
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 8, 16])
+@pytest.mark.parametrize("name", ["none", "ngram", "scripted", "draft_model"])
+def test_a_sequence_may_fill_its_slot_to_the_last_place(name, num_draft_tokens):
+    """The scripted decoders assert that nothing is written behind it."""
+    harness = Harness(target=ScriptedDecoder(max_sequence_length=40))
+    drafter = make_drafter(name, ScriptedDecoder(max_sequence_length=40))
+    prompt = [3, 1, 4] * 4
+    sink = harness.submit(prompt, 28, drafter=drafter, num_draft_tokens=num_draft_tokens)
+    harness.run()
+    assert sink.token_ids == reference_text(prompt, 28, hash_text)
+    assert (sink.finish_reason, sink.error) == ("length", None)
 
 
 def test_a_perfect_draft_is_accepted_whole():
@@ -95,12 +129,48 @@ def test_every_token_is_computed_once_plus_rejected_drafts(name):
     assert harness.target.num_tokens_fed <= 15 + len(harness.target.calls) * 6
 
 
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 8])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_draft_follows_every_committed_token(wrong, num_draft_tokens):
+    """It errs for good once its cache lacks a token: this one's next token depends on all."""
+
+    def next_token(token_ids):
+        return hash_text(token_ids, memory=1000)
+
+    is_wrong = WRONG[wrong]
+    draft = ScriptedDecoder(lambda ids: 0 if is_wrong(len(ids)) else next_token(ids))
+    harness = Harness(target=ScriptedDecoder(next_token))
+    drafter = make_drafter("draft_model", draft)
+    sink = harness.submit([7, 8, 9], 40, drafter=drafter, num_draft_tokens=num_draft_tokens)
+    harness.run()
+    position = 4  # of the first draft token: the prompt's pass gave one token
+    for chunk in sink.chunks[1:]:
+        drafted = range(position, position + min(num_draft_tokens, 42 - position))
+        right = list(takewhile(lambda place: not is_wrong(place), drafted))
+        assert chunk.from_draft == (*[True] * len(right), False)
+        position += len(chunk.token_ids)
+    assert position == 43
+    # It is fed the prompt once, then what is new: after a full acceptance two tokens.
+    assert draft.num_tokens_fed <= 3 + len(draft.calls) * (num_draft_tokens + 1)
+
+
 def test_a_draft_with_a_short_context_stops_drafting():
     harness = Harness()
     drafter = make_drafter("draft_model", ScriptedDecoder(max_sequence_length=20))
     sink = harness.submit([5, 6], 60, drafter=drafter, num_draft_tokens=4)
     harness.run()
     assert sink.token_ids == reference_text([5, 6], 60, hash_text)
+
+
+def test_a_prompt_the_draft_cannot_hold_is_decoded_plainly():
+    harness, draft = Harness(), ScriptedDecoder(max_sequence_length=20)
+    drafter = make_drafter("draft_model", draft)
+    prompt = [1 + i % 40 for i in range(25)]
+    sink = harness.submit(prompt, 30, drafter=drafter, num_draft_tokens=4)
+    harness.run()
+    assert sink.token_ids == reference_text(prompt, 30, hash_text)
+    assert (draft.num_opened, draft.calls) == (0, [])
+    assert "draft_errors_total" not in harness.metrics.take().counters
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_nobody_waits():
@@ -136,6 +206,19 @@ def test_a_draft_error_degrades_to_plain_decoding(fail_at):
     harness.run()
     assert sink.token_ids == reference_text([5, 6], 30, hash_text)
     assert harness.metrics.take().counters["draft_errors_total"] == 1
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 3])
+def test_a_draft_error_leaves_no_slot_and_the_next_request_drafts(fail_at):
+    harness, draft = Harness(), ScriptedDecoder(fail_at=[fail_at])
+    drafter = make_drafter("draft_model", draft)
+    harness.submit([5, 6], 30, drafter=drafter, num_draft_tokens=4)
+    harness.run()
+    assert not draft.caches
+    after = harness.submit([5, 6], 21, drafter=drafter, num_draft_tokens=4)
+    harness.run()
+    assert [len(chunk.token_ids) for chunk in after.chunks] == [1, 5, 5, 5, 5]
+    assert not draft.caches
 
 
 def test_a_draft_without_a_free_slot_fails_only_that_request():
@@ -214,6 +297,85 @@ def test_an_end_id_inside_an_accepted_block_ends_everything_there(num_draft_toke
     assert counters["generation_tokens_total"] == end
     accepted = sum(flag for chunk in sink.chunks for flag in chunk.from_draft)
     assert counters.get("spec_decode_num_accepted_tokens_total", 0) == accepted
+
+
+@pytest.mark.parametrize("ending", ["end id", "stop word", "length"])
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 4, 16])
+@pytest.mark.parametrize("name", ["scripted", "draft_model"])
+def test_the_caches_keep_what_was_returned_and_no_more(name, num_draft_tokens, ending):
+    """Drafts accepted behind the end must not become the prefix of the next turn."""
+    prompt, text = [5], reference_text([5], 30, hash_text)
+    last = text[11]
+    options = {
+        "end id": {"max_tokens": 30, "end_ids": (last,)},
+        "stop word": {"max_tokens": 30, "stop_words": [f" {last} "]},
+        "length": {"max_tokens": text.index(last) + 1},
+    }[ending]
+    harness, draft = Harness(), ScriptedDecoder()
+    drafter = make_drafter(name, draft)
+    sink = harness.submit(prompt, drafter=drafter, num_draft_tokens=num_draft_tokens, **options)
+    harness.run()
+    assert sink.token_ids == text[: text.index(last) + 1]
+    assert sink.finish_reason == ("length" if ending == "length" else "stop")
+    num_committed = len(prompt) + len(sink.token_ids)
+    # The last token never was in the cache.
+    assert harness.target.closed == [(1, num_committed - 1)]
+    assert all(length < num_committed for _, length in draft.closed)
+    assert bool(draft.closed) == (name == "draft_model" and num_draft_tokens > 0)
+
+
+def test_draft_tokens_are_counted_as_the_target_saw_them(monkeypatch):
+    """Lengths vary by step and by request, proposals are cut, and texts end early: nothing is
+    taken from the cap or from what was offered."""
+
+    def cut(_, candidates, proposals, **__):
+        pairs = zip(candidates, proposals, strict=True)
+        return [Proposal(p.token_ids[: 2 + c.sequence_id % 3]) for c, p in pairs]
+
+    monkeypatch.setattr(Controller, "trim", cut)
+    harness = Harness()
+    kinds = ["none", "ngram", "scripted", "draft_model"]
+    drafters = [make_drafter(kind, is_wrong=WRONG["random"]) for kind in kinds]
+    for number in range(16):
+        harness.submit(
+            [1 + number % 3, 9, 4] * 3,
+            3 + 4 * number,
+            drafter=drafters[number % 4],
+            num_draft_tokens=number % 7,
+            end_ids=(1 + number, 2 + number),
+        )
+    sequences = list(harness.engine.scheduler.waiting)
+    harness.run()
+    assert {sink.finish_reason for sink in harness.sinks} == {"length", "stop"}
+    verified = {s.sequence_id: [] for s in sequences}
+    for share in (share for call in harness.target.calls for share in call):
+        if share.num_outputs > 1:
+            verified[share.sequence_id].append(share.num_outputs - 1)
+    assert len({length for lengths in verified.values() for length in lengths}) >= 3
+    for sequence, sink in zip(sequences, harness.sinks, strict=True):
+        stats, drafted = sequence.stats, verified[sequence.sequence_id]
+        assert (stats.num_draft_tokens, stats.num_drafts) == (sum(drafted), len(drafted))
+        assert stats.num_accepted_tokens == sum(sum(c.from_draft) for c in sink.chunks)
+        assert (stats.num_output_tokens, stats.num_steps) == (
+            len(sink.token_ids),
+            len(sink.chunks),
+        )
+    counters = harness.metrics.take().counters
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        total = sum(getattr(s.stats, f"num_{name}") for s in sequences)
+        assert counters[f"spec_decode_num_{name}_total"] == total > 0
+
+
+def test_the_draft_length_shown_is_that_of_the_last_step():
+    harness = Harness()
+    harness.submit([5], 11, drafter=ScriptedDrafter(), num_draft_tokens=4)
+    harness.submit([6], 30)
+    shown = []
+    for _ in range(5):
+        harness.step()
+        shown.append(harness.metrics.take().gauges.get("spec_decode_draft_length"))
+    # Nothing decodes in the prompts' step; the first text ends with its third.
+    assert shown == [None, 2.0, 2.0, 0.0, 0.0]
 
 
 def test_counters_add_up():
