@@ -4,9 +4,16 @@ Real graphs on ONNX Runtime through the whole stack, compared with plain decodin
 """
 
 import random
+import string
 
+import numpy as np
 import pytest
 
+from specdec.config import DecoderConfig
+from specdec.decoder.decoder import load_decoder
+from specdec.speculation.tokenization import TextTokenizer
+from specdec.types import SamplingParams
+from support.decoding import generate
 from support.service import InProcessServer
 from support.tiny import export_tiny
 
@@ -122,3 +129,109 @@ def test_seeds_differ(server):
         tuple(server.submit(PROMPT, temperature=1.0, seed=seed).wait().ids()) for seed in range(5)
     }
     assert len(texts) == 5
+
+
+def alone(models, prompt_ids, sampling, num_tokens=24):
+    """Plain decoding of the target by hand, nothing cached: ids and float32 log-probabilities."""
+    decoder = load_decoder(DecoderConfig(max_sequences=1, num_threads=1), models["target"])
+    ids, logprobs = generate(decoder, prompt_ids, sampling, num_tokens)
+    return ids, [float(np.float32(p)) for p in logprobs]
+
+
+SAMPLED = {"temperature": 1.0, "seed": 9}
+# Each changes SAMPLED. Penalties are negative: a reward for repetition shows in every text.
+NUMBERS = [
+    {"temperature": 0.5},
+    {"seed": 2**64 - 1},
+    {"top_k": 3},
+    {"top_p": 0.5},
+    {"min_p": 0.25},
+    {"repetition_penalty": 0.25},
+    {"presence_penalty": -6.0},
+    {"frequency_penalty": -3.0},
+]
+DRAFTERS = ["ngram", "draft_model"]
+LETTERS = [*string.ascii_letters]
+
+
+def cases(encode):
+    """(inputs, what the sampler must be told); `encode`: text -> token ids."""
+    yield from ((numbers, numbers) for numbers in NUMBERS)
+    bad_words = tuple(encode(text) for letter in LETTERS for text in (letter, f" {letter}"))
+    yield {"bad_words": LETTERS}, {"bad_words": bad_words}
+    bias = tuple((encode(letter)[0], 4.0) for letter in LETTERS)
+    words = {"embedding_bias_words": LETTERS, "embedding_bias_weights": [4.0] * len(LETTERS)}
+    yield words, {"logit_bias": bias}
+
+
+def test_every_sampling_input_reaches_the_sampler(server, models):
+    """Were one dropped on the way, all draft lengths would still agree with each other."""
+    tokenizer = TextTokenizer.from_directory(models["target"])
+    prompt_ids = tokenizer.encode(PROMPT)
+    without = alone(models, prompt_ids, SamplingParams(**SAMPLED))
+    for inputs, told in cases(tokenizer.encode_plain):
+        expected = alone(models, prompt_ids, SamplingParams(**SAMPLED | told))
+        assert expected != without, told
+        clients = [server.submit(PROMPT, drafter=d, **SAMPLED | inputs) for d in DRAFTERS]
+        assert [answer(client)[:2] for client in clients] == [expected] * 2, told
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_min_tokens_masks_the_same_rows_at_every_draft_length(server, models, drafter):
+    """An end id that the text wants as its third token, inside a block or not."""
+    prompt_ids = TextTokenizer.from_directory(models["target"]).encode(PROMPT)
+    plain, _ = alone(models, prompt_ids, SamplingParams(), 10)
+    end_id = plain[2]
+    for min_tokens in range(7):
+        sampling = SamplingParams(min_tokens=min_tokens, end_ids=(end_id,))
+        ids, logprobs = alone(models, prompt_ids, sampling, 10)
+        end = ids.index(end_id) + 1 if end_id in ids else 10
+        clients = [
+            server.submit(
+                PROMPT,
+                num_draft_tokens=k,
+                drafter=drafter,
+                max_tokens=10,
+                min_tokens=min_tokens,
+                end_id=end_id,
+            )
+            for k in range(5)
+        ]
+        for k, client in enumerate(clients):
+            assert answer(client)[:2] == (ids[:end], logprobs[:end]), (min_tokens, k)
+
+
+def test_a_target_that_drafts_for_itself_is_always_right(models, tmp_path_factory):
+    """Turn after turn over what earlier turns left in both caches, each with another sampling and
+    draft length, and ended inside an accepted block."""
+    itself = {"target": models["target"], "draft": models["target"]}
+    server = start(itself, tmp_path_factory)
+    tokens = [*TextTokenizer.from_directory(models["target"]).encode(PROMPT)]
+    num_cached = 0
+    for k, sampling in zip((4, 1, 16, 2, 8, 3), REQUESTS.values(), strict=True):
+        ids, logprobs = alone(models, tokens, SamplingParams(**in_float32(sampling)))
+        end = ids.index(ids[12]) + 1
+        client = server.submit(
+            input_ids=tokens,
+            drafter="draft_model",
+            num_draft_tokens=k,
+            end_id=ids[12],
+            return_perf_metrics=True,
+            **sampling,
+        )
+        assert answer(client)[:2] == (ids[:end], logprobs[:end])
+        assert client.finish_reason() == "stop"
+        assert client.rows("kv_cache_reused_blocks") == [num_cached]
+        blocks = [row.tolist() for row in client.rows("from_draft")]
+        whole = [True] * k + [False]
+        assert blocks[0] == [False]
+        assert all(block == whole for block in blocks[1:-1])
+        assert blocks[-1] == whole[: len(blocks[-1])]
+        num_cached = len(tokens) + end - 1  # the last token is never evaluated
+        tokens += [*ids[:end], 5, 9]
+    server.stop()
+
+
+def in_float32(sampling):
+    """The values as they arrive."""
+    return {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in sampling.items()}
