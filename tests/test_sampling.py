@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import DecoderFailed
-from specdec.sampling import bits, gumbel, sample
+from specdec.sampling import bits, gumbel, likeliest, sample
 from specdec.speculation.acceptance import accept_chain
 from specdec.types import SamplingParams
 
@@ -428,6 +428,16 @@ def test_texts_over_seeds_have_the_target_law(same_noise, stale, right):
 def test_greedy_takes_the_lowest_of_equal_ids():
     assert draw([1, 3, 3, 2], SamplingParams())[0] == 1
     assert draw([1, 3, 3, 2], SamplingParams(temperature=2.0, top_k=1, seed=5))[0] == 1
+
+
+@pytest.mark.parametrize("size", [3, 64, 1000, VOCAB])
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_likeliest_are_the_first_of_a_sorted_row(size, count):
+    for seed in range(5):
+        logits = RNG(seed).standard_normal(size).astype(np.float32)
+        for row in (logits, logits.round(), np.zeros_like(logits)):
+            expected = np.argsort(-row, kind="stable")[:count]
+            assert np.array_equal(likeliest(row, count), expected)
 
 
 def test_temperature_near_zero_is_greedy():

@@ -29,6 +29,7 @@ _LIMIT = 1e30  # transformed logits stay finite: an infinite bias would make inf
 _GREEDY_BELOW = 1e-5  # temperatures below it are greedy: noise could only break near-ties
 _BLOCK = 8192  # ids handled at a time: temporaries stay in the first-level cache
 _FIRST = 64  # likeliest tokens that are drawn before the rest, see `_draw_all`
+_GROUPS = 256  # columns at least, see `_largest`: maxima over narrower rows are slow
 _TOP_P_FIRST = 1024  # likeliest tokens that top-p looks at before it sorts all of them
 
 
@@ -281,7 +282,7 @@ def _largest(values: Floats, count: int) -> Ints:
     candidates: Ints = np.arange(values.size)
     if count >= values.size:
         return candidates
-    num_groups = 2 * count
+    num_groups = max(2 * count, _GROUPS)
     if values.size >= 8 * num_groups:
         groups = values[: values.size // num_groups * num_groups].reshape(-1, num_groups)
         bound = np.partition(groups.max(axis=0), num_groups - count)[num_groups - count]

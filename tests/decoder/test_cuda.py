@@ -7,7 +7,7 @@ import pytest
 
 from specdec.decoder.cuda import DeviceLogits
 from specdec.errors import DecoderFailed
-from specdec.sampling import is_plain_greedy, sample
+from specdec.sampling import is_plain_greedy, likeliest, sample
 from specdec.types import SamplingParams
 from support.fake_tensorrt import FakeCuda, FakeTensorRT
 
@@ -38,6 +38,22 @@ def test_most_likely_is_the_sampler_s_choice():
         assert draw.logprob == pytest.approx(logprob, abs=1e-6)
     for i in (0, 3, 17, 39):  # alone or beside others: the same bits
         assert draws(rows[i : i + 1], 2990) == [found[i]]
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_likeliest_is_the_host_s_choice(count):
+    rng = np.random.default_rng(1)
+    rows = (rng.standard_normal((40, 3000)) * 4).astype(np.float32)
+    rows[3] = rows[3].round()  # ties: the lowest id comes first
+    rows[4] = 0
+    rows[5] = np.where(rng.random(3000) < 0.5, np.float32(0), np.float32(-0.0))
+    rows[6] = -np.abs(rows[6])
+    rows[7] *= np.float32(1e37)
+    rows[:, 2990:] += 50  # padding columns
+    cuda = FakeCuda(FakeTensorRT())
+    logits = DeviceLogits(cuda, cuda.torch.from_numpy(rows))
+    found = logits.likeliest(slice(1, 40), 2990, count)
+    assert found == [likeliest(row[:2990], count).tolist() for row in rows[1:]]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
