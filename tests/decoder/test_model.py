@@ -117,6 +117,21 @@ def test_a_remote_decoder_over_it_is_the_local_one(glue, tiny_artifacts):
     assert remote.open(1, [5, 6, 7, 8, 9], GREEDY) == 4
 
 
+def test_trees_and_candidates_cross_it(glue, tiny_artifacts):
+    remote = wire.RemoteDecoder(transport(start(glue, max_sequences=3, num_threads=2)))
+    local = load_decoder(DecoderConfig(max_sequences=3, num_threads=2), tiny_artifacts["fp32"])
+    tree = Extend(1, 0, [5, 6, 7, 8, 9, 10], 4, parents=(-1, -1, 0), num_candidates=3)
+    results = []
+    for decoder in (remote, local):
+        decoder.open(1, [5, 6, 7], GREEDY)
+        decoder.open(2, [8], GREEDY)
+        results.append(decoder.extend([Extend(2, 0, [8], 1, 2), tree]).sequences)
+    assert [s.token_ids for s in results[0]] == [s.token_ids for s in results[1]]
+    assert [s.candidate_ids for s in results[0]] == [s.candidate_ids for s in results[1]]
+    with pytest.raises(DecoderFailed, match=r"^sequence 1: token 0 of a tree follows 0: "):
+        remote.extend([tree._replace(parents=(0, 0, 0))])
+
+
 def test_logs_what_the_probe_found(glue):
     start(glue, max_sequences=3)
     assert len(glue.log) == 1

@@ -17,9 +17,10 @@ from specdec.decoder.runtimes import load_runtime, onnxruntime, tensorrt
 from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.export.tensorrt import Shapes
 from specdec.plan import FILE, PLAN
-from specdec.types import SamplingParams
-from support.decoding import drafts_from, generate, run_together, steps
+from specdec.types import Extend, SamplingParams
+from support.decoding import GREEDY, drafts_from, generate, run_together, steps
 from support.fake_tensorrt import FakeCuda, FakeRTX, FakeTensorRT, export_fake
+from support.trees import path
 
 SHAPES = Shapes(max_sequences=4, max_sequence_length=448, max_rows=128)
 TEXT = [5, 6, 7, 8, 9, 10]
@@ -239,6 +240,38 @@ def test_greedy_draws_on_the_card_are_those_of_the_host(decoder, monkeypatch):
     on_host = generate(decoder, PROMPT, num_tokens=20, sequence_id=2)
     assert on_card[0] == on_host[0]
     np.testing.assert_allclose(on_card[1], on_host[1], atol=2e-6, rtol=0)
+
+
+def test_a_tree_needs_nothing_but_other_arrays(decoder, monkeypatch):
+    """Behind a prompt that is cut, padded to a bucket, replayed: the trunk is a chain's, to the
+    bit, and the candidates are those of the host."""
+    text = [3 + (11 * i + i * i // 3) % 290 for i in range(250)]
+    parents, drafts = (-1, 0, 0, 2, 1, -1, 5), text[:7]
+    tree = Extend(1, 0, text + drafts, 8, parents=parents, num_candidates=5)
+    chain = Extend(2, 0, text + drafts[:2], 3, num_candidates=5)
+    for call in (tree, chain):
+        decoder.open(call.sequence_id, text, GREEDY)
+    (found,) = decoder.extend([tree]).sequences
+    (expected,) = decoder.extend([chain]).sequences
+    for kept, whole in zip(expected, found, strict=True):
+        assert whole[:3] == kept
+    for _ in range(3):  # queued, recorded, replayed
+        again = tree._replace(start=249, token_ids=tree.token_ids[249:])
+        assert decoder.extend([again]).sequences == [found]
+    monkeypatch.setattr(decoder._runtime, "likeliest", lambda *_: None)
+    assert decoder.extend([again]).sequences == [found]
+    for index in range(7):
+        tokens = [text[-1], *(drafts[i] for i in path(parents, index))]
+        (beside,) = decoder.extend([Extend(2, 249, tokens, 1)]).sequences
+        assert beside.token_ids == found.token_ids[1 + index : 2 + index]
+        assert beside.logprobs[0] == pytest.approx(found.logprobs[1 + index], abs=1e-4)
+
+
+def test_a_tree_with_more_branches_than_a_pass_has_rows_is_refused(decoder):
+    decoder._runtime.max_rows = 32
+    decoder.open(1, PROMPT, GREEDY)
+    with pytest.raises(DecoderFailed, match="a tree of 33 tokens: allowed are 1 to 32"):
+        decoder.extend([Extend(1, 0, [*PROMPT, *[5] * 33], 34, parents=[-1] * 33)])
 
 
 # --- what is refused -------------------------------------------------------------------------
