@@ -44,7 +44,7 @@ class SpeculativeConfig:
     draft_model_name: str = ""  # empty: no draft model, the `draft_model` drafter is not offered
     target_artifact_dir: str = ""  # empty: the target's version directory in this repository
     draft_artifact_dir: str = ""
-    drafter: str = "ngram"  # the default; a request may choose another
+    drafter: str = "auto"  # the default; a request may choose another
     num_draft_tokens: int = 8  # the default; a request may choose another
     adaptive: bool = True  # fewer than that where they do not pay; a request may choose
     max_draft_tokens: int = 16  # cap on what a request may ask

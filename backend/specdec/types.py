@@ -72,13 +72,43 @@ class SpeculationStats:
 
 
 class Proposal(NamedTuple):
-    """Draft tokens for one sequence in one step; empty means plain decoding."""
+    """Draft tokens for one sequence in one step; empty means plain decoding.
+
+    A chain, or a tree: then `parents` names the token that each one follows. The likeliest come
+    first and parents before their children, so that any beginning is a proposal too.
+    """
 
     token_ids: tuple[int, ...] = ()  # [num_draft_tokens]
-    omen: int = 0  # how good it looks to its drafter; proposals of equal omen are judged together
-    # Of a tree: the index in `token_ids` that each token follows, -1 for the last committed token;
-    # parents come before their children. Empty for a chain.
-    parents: tuple[int, ...] = ()
+    # [num_draft_tokens] how good each looks to its drafter; tokens of one omen are judged together.
+    omens: tuple[int, ...] = ()  # empty: all 0
+    # [num_draft_tokens] indexes in `token_ids`, -1 for the end of the text so far.
+    parents: tuple[int, ...] = ()  # empty: a chain
+
+    def first(self, num_tokens: int) -> Proposal:
+        """Its beginning."""
+        return Proposal(*(column[:num_tokens] for column in self))
+
+    def behind(self, token_ids: tuple[int, ...]) -> Proposal:
+        """The same after a chain of `token_ids`."""
+        size = len(token_ids)
+        if not size:
+            return self
+        omens = self.omens or (0,) * len(self.token_ids)
+        parents = (*range(-1, size - 1), *(p + size for p in self.parents)) if self.parents else ()
+        return Proposal((*token_ids, *self.token_ids), (*(0,) * size, *omens), parents)
+
+    @property
+    def links(self) -> Seq[int]:
+        """`parents`, a chain's too."""
+        return self.parents or range(-1, len(self.token_ids) - 1)
+
+    @property
+    def depths(self) -> list[int]:
+        """[num_draft_tokens] how many draft tokens each follows."""
+        found: list[int] = []
+        for parent in self.links:
+            found.append(0 if parent < 0 else found[parent] + 1)
+        return found
 
 
 class Verdict(NamedTuple):
@@ -87,6 +117,10 @@ class Verdict(NamedTuple):
     output_ids: tuple[int, ...]  # [num_accepted + 1]; the last is the recovered or bonus token
     logprobs: tuple[float, ...]  # [num_accepted + 1], of the raw target distribution
     num_draft_tokens: int
+    # What the target drew on a branch behind the last of them: next step's first draft tokens.
+    carry: tuple[int, ...] = ()
+    # [num_accepted + 1][num_candidates] its likeliest tokens at each of them.
+    candidate_ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_accepted(self) -> int:

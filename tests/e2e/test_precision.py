@@ -20,7 +20,9 @@ def served(request, tiny, run_dir):
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_every_draft_length(served, sampling):
     reference = served.ask(PROMPT, num_draft_tokens=0, **sampling).bits
-    jobs = [(k, drafter) for k in (0, 1, 2, 4, 8, 16) for drafter in ("ngram", "draft_model")]
+    jobs = [
+        (k, drafter) for k in (0, 1, 2, 4, 8, 16) for drafter in ("ngram", "auto", "draft_model")
+    ]
 
     def call(k, drafter):
         return served.call(text_input=PROMPT, num_draft_tokens=k, drafter=drafter, **sampling)

@@ -26,7 +26,7 @@ def send(served, rng):
     call = served.call(
         text_input="" if fate < 0.05 else rng.choice(PROMPTS),
         num_draft_tokens=rng.randrange(6),
-        drafter=rng.choice(["none", "ngram", "draft_model"]),
+        drafter=rng.choice(["none", "ngram", "auto", "draft_model"]),
         max_tokens=1000 if fate > 0.95 else num_tokens,
         temperature=rng.choice([0.0, 0.9]),
         stream=True if fate > 0.95 else rng.random() < 0.7,

@@ -7,8 +7,7 @@ import pytest
 
 from specdec.errors import Cancelled, DecoderFailed, Overloaded
 from specdec.speculation.controller import Controller
-from specdec.types import Proposal
-from support.engine import Harness, make_drafter
+from support.engine import DRAFTERS, Harness, make_drafter
 from support.fakes import ScriptedDecoder, ScriptedDrafter, hash_text, reference_text
 
 WRONG = {
@@ -21,7 +20,7 @@ PROMPTS = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 7, 9, 7]]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("name", ["none", "ngram", "scripted", "draft_model"])
+@pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 2, 3, 5, 8, 16])
 def test_output_is_the_targets_own(name, num_draft_tokens, wrong):
     harness = Harness()
@@ -37,19 +36,20 @@ def test_output_is_the_targets_own(name, num_draft_tokens, wrong):
 
 def test_a_batch_mixes_drafters_and_lengths():
     harness = Harness()
-    kinds = ["none", "ngram", "scripted", "draft_model"]
+    kinds = DRAFTERS
     drafters = {name: make_drafter(name, is_wrong=WRONG["every third"]) for name in kinds}
     rng = random.Random(0)
     prompts = [[rng.randrange(1, 50) for _ in range(rng.randrange(1, 30))] for _ in range(40)]
     for number, prompt in enumerate(prompts):
-        drafter = drafters[kinds[number % 4]]
+        drafter = drafters[kinds[number % len(kinds)]]
         harness.submit(prompt, 1 + number, drafter=drafter, num_draft_tokens=number % 7)
     harness.run()
     for number, (prompt, sink) in enumerate(zip(prompts, harness.sinks, strict=True)):
         assert sink.token_ids == reference_text(prompt, 1 + number, hash_text)
 
 
-@pytest.mark.parametrize("name", ["ngram", "scripted", "draft_model"])
+# The others learn from every request: the text is the same, its blocks need not be.
+@pytest.mark.parametrize("name", ["ngram", "scripted", "scripted_tree", "draft_model"])
 def test_the_same_request_is_accepted_in_the_same_blocks(name):
     """Alone, once more, and beside others: as many tokens in every step."""
 
@@ -68,7 +68,7 @@ def test_the_same_request_is_accepted_in_the_same_blocks(name):
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 8, 16])
-@pytest.mark.parametrize("name", ["none", "ngram", "scripted", "draft_model"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_sequence_may_fill_its_slot_to_the_last_place(name, num_draft_tokens):
     """The scripted decoders assert that nothing is written behind it."""
     harness = Harness(target=ScriptedDecoder(max_sequence_length=40))
@@ -120,7 +120,7 @@ def test_the_last_tokens_are_not_overdrafted():
     assert [len(call[0].token_ids) for call in harness.target.calls] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["ngram", "scripted", "draft_model"])
+@pytest.mark.parametrize("name", DRAFTERS[1:])
 def test_every_token_is_computed_once_plus_rejected_drafts(name):
     harness = Harness()
     drafter = make_drafter(name, is_wrong=WRONG["random"])
@@ -330,17 +330,17 @@ def test_draft_tokens_are_counted_as_the_target_saw_them(monkeypatch):
 
     def cut(_, candidates, proposals, **__):
         pairs = zip(candidates, proposals, strict=True)
-        return [Proposal(p.token_ids[: 2 + c.sequence_id % 3]) for c, p in pairs]
+        return [p.first(2 + c.sequence_id % 3) for c, p in pairs]
 
     monkeypatch.setattr(Controller, "trim", cut)
     harness = Harness()
-    kinds = ["none", "ngram", "scripted", "draft_model"]
+    kinds = DRAFTERS
     drafters = [make_drafter(kind, is_wrong=WRONG["random"]) for kind in kinds]
     for number in range(16):
         harness.submit(
             [1 + number % 3, 9, 4] * 3,
             3 + 4 * number,
-            drafter=drafters[number % 4],
+            drafter=drafters[number % len(kinds)],
             num_draft_tokens=number % 7,
             end_ids=(1 + number, 2 + number),
         )
@@ -406,7 +406,7 @@ def test_stop_ends_open_requests_with_an_error():
 
 def test_a_bug_in_a_drafter_fails_its_step_and_not_the_server():
     class Broken(ScriptedDrafter):
-        def propose(self, views, limits):
+        def propose(self, views, limits, judge):
             raise ZeroDivisionError
 
     harness = Harness()

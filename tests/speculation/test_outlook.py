@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from specdec.speculation.outlook import POSITIONS, Outlook
+from specdec.types import Proposal
 
-DRAFT = (1,) * 8
+
+def chain(token_ids=(1,) * 8, omen=0):
+    return Proposal(tuple(token_ids), (omen,) * len(token_ids))
+
+
+def survive(outlook, sequence_ids, num_tokens, omens=None, **options):
+    """Of chains."""
+    omens = omens or [0] * len(sequence_ids)
+    return outlook.survival(sequence_ids, [chain((1,) * num_tokens, o) for o in omens], **options)
 
 
 def outputs(rng, alpha, num_drafts=8):
@@ -23,17 +32,17 @@ def taught(alphas, num_steps=100, seed=0, omen=0):
     outlook, rng = Outlook(), random.Random(seed)
     for _ in range(num_steps):
         for sequence_id, alpha in enumerate(alphas):
-            outlook.observe(sequence_id, omen, DRAFT, outputs(rng, alpha))
-        outlook.survival([0], [omen], 1)
+            outlook.observe(sequence_id, chain(omen=omen), outputs(rng, alpha))
+        survive(outlook, [0], 1)
     return outlook
 
 
 def first(outlook, sequence_id=0, omen=0, **options):
-    return float(outlook.survival([sequence_id], [omen], 1, **options)[0, 0])
+    return float(survive(outlook, [sequence_id], 1, [omen], **options)[0, 0])
 
 
 def test_before_anything_was_seen_half_of_them():
-    survival = Outlook().survival([7, 8], [0, 3], 4)
+    survival = survive(Outlook(), [7, 8], 4, [0, 3])
     assert survival.tolist() == [pytest.approx([0.5, 0.25, 0.125, 0.0625])] * 2
 
 
@@ -48,15 +57,15 @@ def test_survival_is_the_product_of_the_positions():
     """The first token holds nearly always, the second hardly ever."""
     outlook = Outlook()
     for step in range(200):
-        outlook.observe(0, 0, DRAFT, [1, 1, 0] if step % 10 == 0 else [1, 0])
-    one, two = outlook.survival([0], [0], 2)[0]
+        outlook.observe(0, chain(), [1, 1, 0] if step % 10 == 0 else [1, 0])
+    one, two = survive(outlook, [0], 2)[0]
     assert one > 0.93
     assert two == pytest.approx(0.1, abs=0.08)
 
 
 def test_survival_falls_and_stays_within_bounds():
     for alpha in (0.0, 0.5, 1.0):
-        survival = taught([alpha] * 3).survival([0, 1, 99], [0, 0, 0], 20)
+        survival = survive(taught([alpha] * 3), [0, 1, 99], 20)
         assert survival.shape == (3, 20)
         assert (np.diff(survival, axis=1) < 0).all()
         assert ((survival > 0) & (survival < 1)).all()
@@ -65,22 +74,22 @@ def test_survival_falls_and_stays_within_bounds():
 def test_a_position_never_reached_is_like_the_one_before_it():
     outlook = Outlook()
     for _ in range(100):
-        outlook.observe(0, 0, (1,), (1,))
-    one, two = outlook.survival([0], [0], 2)[0]
+        outlook.observe(0, chain((1,)), (1,))
+    one, two = survive(outlook, [0], 2)[0]
     assert two / one == pytest.approx(one, abs=0.05)
 
 
 def test_later_positions_share_the_last_level():
     outlook = taught([0.9], num_steps=400)
-    rates = np.exp(np.diff(np.log(outlook.survival([0], [0], POSITIONS + 3)[0])))
+    rates = np.exp(np.diff(np.log(survive(outlook, [0], POSITIONS + 3)[0])))
     assert rates[POSITIONS - 1] == pytest.approx(rates[-1])
 
 
 def test_omens_are_judged_apart():
     outlook, rng = Outlook(), random.Random(0)
     for _ in range(150):
-        outlook.observe(0, 1, DRAFT, outputs(rng, 0.1))
-        outlook.observe(0, 5, DRAFT, outputs(rng, 0.9))
+        outlook.observe(0, chain(omen=1), outputs(rng, 0.1))
+        outlook.observe(0, chain(omen=5), outputs(rng, 0.9))
     assert first(outlook, omen=1) < 0.25
     assert first(outlook, omen=5) > 0.75
 
@@ -100,7 +109,7 @@ def test_unlike_sequences_are_told_apart():
 def test_alike_sequences_are_not_told_apart_by_chance():
     """A winner among 64 equal texts is a matter of luck: it must not look better for long."""
     outlook = taught([0.5] * 64, num_steps=40)
-    odds = outlook.survival(list(range(64)), [0] * 64, 1)[:, 0]
+    odds = survive(outlook, list(range(64)), 1)[:, 0]
     assert odds.std() < 0.06
     assert outlook.spread < 0.2
 
@@ -108,7 +117,7 @@ def test_alike_sequences_are_not_told_apart_by_chance():
 def test_a_survivors_bias_is_not_taken_for_a_position():
     """Only the good texts reach position 3: it is they who are better, not the position."""
     outlook = taught([0.9, 0.3] * 8, num_steps=150)
-    survival = outlook.survival([1], [0], 3)[0]
+    survival = survive(outlook, [1], 3)[0]
     assert survival[2] / survival[1] == pytest.approx(0.3, abs=0.15)
 
 
@@ -116,7 +125,7 @@ def test_a_survivors_bias_is_not_taken_for_a_position():
 def test_a_text_that_turns_is_noticed_in_a_dozen_looks(before, after):
     outlook, rng = taught([before] * 4, num_steps=200), random.Random(1)
     for _ in range(15):
-        outlook.observe(0, 0, DRAFT, outputs(rng, after))
+        outlook.observe(0, chain(), outputs(rng, after))
     assert abs(first(outlook, 0) - after) < 0.25
     assert abs(first(outlook, 1) - before) < 0.1  # the others go on
 
@@ -131,12 +140,12 @@ def test_optimism_is_large_while_little_is_known():
 def test_what_was_cut_off_is_judged_as_far_as_the_text_reaches():
     """Offered three, one verified: the target's second token says whether the second was right."""
     outlook = Outlook()
-    outlook.observe(0, 0, (1, 2, 3), (1, 9))
+    outlook.observe(0, chain((1, 2, 3)), (1, 9))
     assert outlook.levels().keys() == {(0, 0), (0, 1)}
-    outlook.observe(0, 0, (1, 2, 3), (1, 2, 4))
+    outlook.observe(0, chain((1, 2, 3)), (1, 2, 4))
     assert outlook.levels().keys() == {(0, 0), (0, 1), (0, 2)}
-    outlook.observe(1, 1, (), (1,))
-    outlook.observe(1, 1, (5,), ())
+    outlook.observe(1, Proposal(), (1,))
+    outlook.observe(1, chain((5,), 1), ())
     assert outlook.levels().keys() == {(0, 0), (0, 1), (0, 2)}
 
 
@@ -145,7 +154,7 @@ def test_many_looks_at_once_do_not_overshoot():
     for output, low, high in ((0, 0.0, 0.3), (1, 0.7, 1.0)):
         outlook = Outlook()
         for sequence_id in range(256):
-            outlook.observe(sequence_id, 0, (1,), (output,))
+            outlook.observe(sequence_id, chain((1,)), (output,))
         assert low < first(outlook, 999) < high
 
 

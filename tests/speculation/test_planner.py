@@ -7,7 +7,7 @@ import pytest
 from specdec.speculation.costs import CostModel
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step
-from specdec.types import PassCost
+from specdec.types import PassCost, Proposal
 
 CAP = 6
 
@@ -27,7 +27,7 @@ class Bench:
             held = 0
             while held < CAP and rng.random() < alpha:
                 held += 1
-            self.outlook.observe(sequence_id, 0, (1,) * CAP, [*[1] * held, 0][:CAP])
+            self.outlook.observe(sequence_id, Proposal((1,) * CAP), [*[1] * held, 0][:CAP])
 
     def plan(self, *members):
         num_offers = sum(m.limit for m in members)
@@ -66,7 +66,9 @@ def test_a_small_change_does_not_change_the_length():
     bench.teach(0, 0.6)
     (length,), _ = bench.plan(member())
     step = Step(1, 0.1, 10.0, bench.target.predict_from(1, 1, CAP))
-    _, worth = bench.planner.weigh([member()], bench.outlook.survival([0], [0], CAP), step)
+    _, worth = bench.planner.weigh(
+        [member()], bench.outlook.survival([0], [Proposal((1,) * CAP)]), step
+    )
     other = max((k for k in range(CAP + 1) if k != length), key=worth.__getitem__)
     assert worth[length] - worth[other] < 0.05
     bench.planner._last = {0: other}

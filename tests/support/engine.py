@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 
 from specdec.config import SpeculativeConfig
+from specdec.drafters.auto import AutoDrafter
 from specdec.drafters.draft_model import DraftModelDrafter
 from specdec.drafters.ngram import NgramDrafter
+from specdec.drafters.recycle import RecycleDrafter
 from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
 from specdec.speculation.engine import Engine
@@ -19,8 +21,11 @@ from support.fakes import (
     RecordingSink,
     ScriptedDecoder,
     ScriptedDrafter,
+    ScriptedTreeDrafter,
     hash_text,
 )
+
+DRAFTERS = ("none", "ngram", "recycle", "auto", "scripted", "scripted_tree", "draft_model")
 
 
 def make_drafter(name, draft=None, is_wrong=lambda position: False):
@@ -30,7 +35,10 @@ def make_drafter(name, draft=None, is_wrong=lambda position: False):
     return {
         "none": lambda: None,
         "ngram": NgramDrafter,
+        "recycle": RecycleDrafter,
+        "auto": AutoDrafter,
         "scripted": lambda: ScriptedDrafter(hash_text, is_wrong),
+        "scripted_tree": lambda: ScriptedTreeDrafter(hash_text, is_wrong),
     }[name]()
 
 
@@ -43,7 +51,6 @@ class Harness:
     """Submit prompts, step until done, look at what was called."""
 
     def __init__(self, *, target=None, **config):
-        drafter_names = ("none", "ngram", "scripted", "draft_model")
         self.target = target or ScriptedDecoder()
         self.metrics = Metrics()
         self.engine = Engine(
@@ -51,7 +58,7 @@ class Harness:
             self.target,
             max_sequences=self.target.info.max_sequences,
             metrics=self.metrics,
-            controller=Controller(CostModel.fit(()), {}, drafter_names),
+            controller=Controller(CostModel.fit(()), {}, DRAFTERS),
         )
         self.sinks: list[RecordingSink] = []
         self._ids = itertools.count(1)

@@ -156,24 +156,45 @@ class ScriptedDrafter(Drafter):
     def begin(self, view):
         self.open.add(view.sequence_id)
 
-    def propose(self, views, limits):
+    def propose(self, views, limits, judge=None):
         self.num_calls += 1
+        for view, limit in zip(views, limits, strict=True):
+            assert limit >= 1
+            assert view.sequence_id in self.open
         return ProposeResult([self._one(v, k) for v, k in zip(views, limits, strict=True)])
 
     def _one(self, view, limit):
-        assert limit >= 1
-        assert view.sequence_id in self.open
-        token_ids = list(view.token_ids)
+        start = [*view.token_ids, *view.carry]
+        token_ids = list(start)
         for _ in range(limit):
             wrong = self.is_wrong(len(token_ids))
             token_ids.append(0 if wrong else self.next_token(token_ids))
-        return Proposal(tuple(token_ids[len(view.token_ids) :]))
+        return Proposal(tuple(token_ids[len(start) :]))
 
     def observe(self, view, verdict):
         self.observed.append((view.sequence_id, verdict.num_accepted))
 
     def end(self, sequence_ids):
         self.open.difference_update(sequence_ids)
+
+
+class ScriptedTreeDrafter(ScriptedDrafter):
+    """The same as a tree: where the chain would be wrong, the right token is a second branch."""
+
+    name = "scripted_tree"
+    num_candidates = 3
+
+    def _one(self, view, limit):
+        text = [*view.token_ids, *view.carry]
+        token_ids, parents, parent = [], [], -1
+        while len(token_ids) < limit:
+            right = self.next_token(text)
+            for token_id in [0, right] if self.is_wrong(len(text)) and right else [right]:
+                token_ids.append(token_id)
+                parents.append(parent)
+            text.append(right)
+            parent = len(token_ids) - 1
+        return Proposal(tuple(token_ids), (), tuple(parents)).first(limit)
 
 
 class RecordingSink:

@@ -12,9 +12,9 @@ NONE = "none"  # plain decoding: the absence of a drafter
 
 
 def drafter_names() -> tuple[str, ...]:
-    """Every drafter in this folder, `none` first."""
+    """Every drafter in this folder, `none` first; a file whose name begins with _ is none."""
     found = (module.name for module in pkgutil.iter_modules(__path__))
-    return (NONE, *sorted(name for name in found if name != "base"))
+    return (NONE, *sorted(name for name in found if name != "base" and name[0] != "_"))
 
 
 def drafter_class(name: str) -> type[Drafter]:

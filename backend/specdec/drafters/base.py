@@ -8,10 +8,28 @@ folder: the class is found by the file's name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import ClassVar, NamedTuple
 
 from specdec.types import Decoder, Proposal, SamplingParams, Verdict
+
+# (omen, depth) -> P(a draft token of that omen holds | its parent does), as learned so far.
+Odds = Callable[[int, int], float]
+
+
+class Judge(NamedTuple):
+    """What a drafter that can weigh its draft tokens goes by."""
+
+    odds: Callable[[int], Odds]  # by sequence id
+    least: float = 0.02  # a draft token less likely than that cannot pay
+
+
+def _even(omen: int, depth: int) -> float:
+    return 0.5
+
+
+undecided = Judge(lambda sequence_id: _even)  # has seen nothing
 
 
 class DraftView(NamedTuple):
@@ -21,6 +39,7 @@ class DraftView(NamedTuple):
     token_ids: list[int]  # prompt and everything emitted; the last one is not yet in any cache
     num_prompt_tokens: int
     sampling: SamplingParams
+    carry: tuple[int, ...] = ()  # all but certain to follow: proposals go behind these
 
 
 class ProposeResult(NamedTuple):
@@ -34,6 +53,8 @@ class Drafter(ABC):
 
     name: ClassVar[str]
     uses_model: ClassVar[bool] = False  # needs a draft decoder
+    num_candidates: ClassVar[int] = 0  # of the target's likeliest tokens, for `observe`
+    first_odds: ClassVar[Mapping[int, float]] = {}  # by omen, before anything was seen; else 0.5
 
     def __init__(self, decoder: Decoder | None = None) -> None:
         """`decoder` is given only to a class with `uses_model`."""
@@ -42,8 +63,10 @@ class Drafter(ABC):
         """A sequence was admitted; its prompt is known, nothing has been generated."""
 
     @abstractmethod
-    def propose(self, views: Seq[DraftView], limits: Seq[int]) -> ProposeResult:
-        """Propose at most `limits[i]` (>= 1) tokens to follow `views[i].token_ids`.
+    def propose(
+        self, views: Seq[DraftView], limits: Seq[int], judge: Judge = undecided
+    ) -> ProposeResult:
+        """Propose at most `limits[i]` (>= 1) tokens to follow `views[i]`'s text and carry.
 
         An empty proposal is normal. Raises `DecoderFailed` when a draft model's call fails; the
         engine then goes on without proposals and calls `end` for these sequences.

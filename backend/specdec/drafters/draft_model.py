@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
-from specdec.drafters.base import Drafter, DraftView, ProposeResult
+from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
 from specdec.errors import DecoderFailed
 from specdec.types import Decoder, DecoderInfo, Extend, Proposal, Verdict
 
@@ -45,7 +45,9 @@ class DraftModelDrafter(Drafter):
         self._info: DecoderInfo | None = None
         self._states: dict[int, DraftState] = {}
 
-    def propose(self, views: Seq[DraftView], limits: Seq[int]) -> ProposeResult:
+    def propose(
+        self, views: Seq[DraftView], limits: Seq[int], judge: Judge = undecided
+    ) -> ProposeResult:
         if self._info is None:
             self._info = self._decoder.describe()
         proposals = [Proposal()] * len(views)

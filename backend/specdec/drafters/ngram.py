@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from specdec.drafters.base import Drafter, DraftView, ProposeResult
+from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
 from specdec.types import Decoder, Proposal
 
 MAX_MATCH = 16  # a longer match says nothing more
@@ -64,25 +64,26 @@ class NgramDrafter(Drafter):
         super().__init__(decoder)
         self._indexes: dict[int, Index] = {}
 
-    def propose(self, views: Seq[DraftView], limits: Seq[int]) -> ProposeResult:
+    def propose(
+        self, views: Seq[DraftView], limits: Seq[int], judge: Judge = undecided
+    ) -> ProposeResult:
         pairs = zip(views, limits, strict=True)
         return ProposeResult([self._propose_one(view, limit) for view, limit in pairs])
 
     def _propose_one(self, view: DraftView, limit: int) -> Proposal:
         index = self._indexes.setdefault(view.sequence_id, Index())
         index.update(view.token_ids)
-        end, length = index.longest_match(view.token_ids)
+        text = [*view.token_ids, *view.carry] if view.carry else view.token_ids
+        end, length = index.longest_match(text)
         if not length:
             return Proposal()
         # A copy may run into itself: "ab ab a" continues "b ab ab ...".
-        #   token_ids   . . a b | a b          end is the first b, the distance is 2
-        distance = len(view.token_ids) - 1 - end
+        #   text   . . a b | a b          end is the first b, the distance is 2
+        distance = len(text) - 1 - end
         draft: list[int] = []
         for step in range(min(limit, draft_length(length))):
-            draft.append(
-                view.token_ids[end + 1 + step] if step < distance else draft[step - distance]
-            )
-        return Proposal(tuple(draft), omen=min(length, MAX_OMEN))
+            draft.append(text[end + 1 + step] if step < distance else draft[step - distance])
+        return Proposal(tuple(draft), (min(length, MAX_OMEN),) * len(draft))
 
     def end(self, sequence_ids: Seq[int]) -> None:
         for sequence_id in sequence_ids:

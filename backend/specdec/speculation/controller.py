@@ -11,12 +11,14 @@ Knows sequences by id, drafters by name; knows no decoder and no Triton.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from specdec.drafters.base import Judge
 from specdec.speculation.costs import CostModel, Floats, MovingMean, bucket
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.planner import Candidate, Planner, Step
@@ -25,6 +27,8 @@ from specdec.types import Proposal
 
 Reason = Literal["cap", "none", "acceptance", "cost", "load"]
 
+LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
+MARGIN = 0.7
 POOR_ODDS = 0.3  # a draft token less likely than this was cut for its odds, not for its price
 
 
@@ -55,20 +59,33 @@ class Controller:
     """Chooses draft lengths. One per engine; called by its one thread."""
 
     def __init__(
-        self, target: CostModel, drafts: dict[str, CostModel], drafter_names: Seq[str]
+        self,
+        target: CostModel,
+        drafts: dict[str, CostModel],
+        drafter_names: Seq[str],
+        first_odds: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
-        """`drafts`: the cost model of each drafter that calls a model; others cost nothing."""
+        """
+        Args:
+            drafts: the cost model of each drafter that calls a model; others cost nothing.
+            first_odds: of drafters that have some, see there.
+        """
         self.target = target
         self.drafts = drafts
-        self.outlooks = {name: Outlook() for name in drafter_names}
+        self.outlooks = {name: Outlook((first_odds or {}).get(name)) for name in drafter_names}
         self.overheads: dict[int, MovingMean] = {}  # orchestration by bucket
         self.gains: dict[int, Gain] = {}  # by bucket
         self.reasons: Counter[Reason] = Counter()  # since the last `take`
         self.expected_tokens = 0.0  # promised by the proposals let through, since the last `take`
         self._planners = {name: Planner(cost, self.outlooks[name]) for name, cost in drafts.items()}
+        self._least = LEAST_ODDS  # of a draft token, this step
         self._withheld: dict[int, Reason] = {}  # sequence -> why its model was not asked this step
 
     # ---- before the drafters are asked ---------------------------------------------------
+
+    def judge(self, drafter: str) -> Judge:
+        """For a drafter that weighs its draft tokens, between `limits` and `trim`."""
+        return Judge(self.outlooks[drafter].judge, self._least)
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
         """Draft tokens to ask for, per candidate: the cap where proposals are free, what pays
@@ -79,6 +96,7 @@ class Controller:
         """
         self._withheld = {}
         chosen = [c.limit for c in candidates]
+        self._least = self._least_odds(candidates, other_rows)
         for name, planner in self._planners.items():
             group = [
                 i
@@ -89,7 +107,8 @@ class Controller:
                 continue
             members = [candidates[i] for i in group]
             num_offers = sum(c.limit for c in members)
-            step = self._step(len(candidates), len(candidates) + other_rows, num_offers)
+            num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
+            step = self._step(len(candidates), num_rows, num_offers)
             lengths, odds = planner.plan(members, step)
             for i, length, first in zip(group, lengths, odds, strict=True):
                 chosen[i] = length
@@ -97,6 +116,18 @@ class Controller:
                     reason = reason_for(first, len(candidates))
                     self._withheld[candidates[i].sequence_id] = reason
         return chosen
+
+    def _least_odds(self, candidates: Seq[Candidate], other_rows: int) -> float:
+        """What a draft token must promise where rows are cheapest, with a margin: the price of
+        time and the sequence's own odds still move."""
+        num_offers = max((c.limit for c in candidates if not c.is_fixed), default=0)
+        if not num_offers:
+            return LEAST_ODDS
+        size = len(candidates)
+        num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
+        step = self._step(size, num_rows, num_offers)
+        each = (step.seconds[1:] - step.seconds[0]) / np.arange(1, num_offers + 1)
+        return min(max(LEAST_ODDS, MARGIN * step.price * float(each.min())), MOST_ODDS)
 
     def _step(self, num_sequences: int, num_rows: int, num_offers: int) -> Step:
         seconds = self.target.predict_from(num_sequences, num_rows, num_offers)
@@ -126,12 +157,13 @@ class Controller:
         sizes = np.array([len(p.token_ids) for p in proposals])
         is_fixed = np.array([c.is_fixed for c in candidates])
         longest = int(sizes.max())
-        survival = self._survival(candidates, [p.omen for p in proposals], longest)
+        survival = self._survival(candidates, proposals, longest)
         num_fixed = int(sizes[is_fixed].sum())
-        step = self._step(size, size + num_fixed + other_rows, int(sizes.sum()) - num_fixed)
+        num_sure = size + sum(c.num_carried for c in candidates)
+        step = self._step(size, num_sure + num_fixed + other_rows, int(sizes.sum()) - num_fixed)
         offers = Offers(survival, np.where(is_fixed, 0, sizes))
         num_taken = offers.choose(step.seconds, step.price)
-        tokens = size + float(offers.odds[:num_taken].sum())
+        tokens = num_sure + float(offers.odds[:num_taken].sum())
         if num_fixed:
             tokens += float(survival[np.arange(longest) < (sizes * is_fixed)[:, None]].sum())
         self.expected_tokens += tokens
@@ -146,18 +178,21 @@ class Controller:
             for c, p, k, row in zip(candidates, proposals, kept, survival, strict=True)
         ]
 
-    def _survival(self, candidates: Seq[Candidate], omens: Seq[int], num_tokens: int) -> Floats:
+    def _survival(
+        self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_tokens: int
+    ) -> Floats:
         """[sequences, num_tokens] by each one's own drafter."""
         names = {c.drafter for c in candidates} if num_tokens else ()
         if len(names) == 1:
             ids = [c.sequence_id for c in candidates]
-            return self.outlooks[candidates[0].drafter].survival(ids, omens, num_tokens)
+            return self.outlooks[candidates[0].drafter].survival(ids, proposals)
         survival = np.zeros((len(candidates), num_tokens))
         for name in names:
             rows = [i for i, c in enumerate(candidates) if c.drafter == name]
-            survival[rows] = self.outlooks[name].survival(
-                [candidates[i].sequence_id for i in rows], [omens[i] for i in rows], num_tokens
+            found = self.outlooks[name].survival(
+                [candidates[i].sequence_id for i in rows], [proposals[i] for i in rows]
             )
+            survival[rows, : found.shape[1]] = found
         return survival
 
     def _cut(
@@ -173,14 +208,14 @@ class Controller:
             self.reasons["cap"] += 1
             return proposal
         self.reasons[reason_for(float(odds[kept]), size)] += 1
-        return proposal._replace(token_ids=proposal.token_ids[:kept])
+        return proposal.first(kept)
 
     # ---- after the step ------------------------------------------------------------------
 
     def observe_text(self, candidate: Candidate, proposal: Proposal, output_ids: Seq[int]) -> None:
-        """Judge the untrimmed proposal by what the target wrote."""
+        """Judge the untrimmed proposal by what the target wrote behind what was carried."""
         outlook = self.outlooks[candidate.drafter]
-        outlook.observe(candidate.sequence_id, proposal.omen, proposal.token_ids, output_ids)
+        outlook.observe(candidate.sequence_id, proposal, output_ids)
         if candidate.drafter in self._planners:
             is_right = proposal.token_ids[:1] == tuple(output_ids[:1])
             self._planners[candidate.drafter].curiosity.is_hopeful = is_right

@@ -15,6 +15,7 @@ from statistics import fmean
 from specdec.config import SpeculativeConfig
 from specdec.drafters.base import Drafter
 from specdec.errors import Cancelled, DecoderFailed, SpecdecError
+from specdec.speculation.acceptance import lay_out
 from specdec.speculation.controller import Controller
 from specdec.speculation.metrics import Metrics, StepTimes
 from specdec.speculation.scheduler import Scheduler
@@ -154,7 +155,13 @@ class Engine:
         proposals = [offers.get(s.sequence_id, Proposal()) for s in decoding]
         kept = control.trim(candidates, proposals, other_rows=prompt_rows, draft_seconds=seconds)
         return [
-            Work(s, s.pending, proposal, offered=offered)
+            Work(
+                s,
+                s.pending,
+                lay_out(proposal.behind(s.carried)),
+                num_carried=len(s.carried),
+                offered=offered,
+            )
             for s, proposal, offered in zip(decoding, kept, proposals, strict=True)
         ], seconds
 
@@ -165,7 +172,8 @@ class Engine:
         sequences = [sequence for sequence, _ in group]
         limits = [limit for _, limit in group]
         try:
-            result = drafter.propose([s.view for s in sequences], limits)
+            judge = self._controller.judge(drafter.name)
+            result = drafter.propose([s.view for s in sequences], limits, judge)
         except DecoderFailed as error:
             self._degrade(drafter, sequences, str(error))
             return 0.0
@@ -211,8 +219,10 @@ class Engine:
         sequence.num_cached = len(sequence.token_ids) - 1
         num_accepted = sum(chunk.from_draft)
         self._metrics.committed(sequence, verdict.num_draft_tokens, num_accepted, num_kept)
-        if work.offered.token_ids and sequence.drafter:
-            self._controller.observe_text(sequence.candidate, work.offered, chunk.token_ids)
+        if work.offered.token_ids and sequence.drafter and work.num_carried <= num_accepted:
+            known_ids = (*chunk.token_ids[work.num_carried :], *verdict.carry)
+            self._controller.observe_text(sequence.candidate, work.offered, known_ids)
+        sequence.carry = verdict.carry
         if chunk.finish_reason is not None:
             self._close([sequence])
             self._metrics.finished(sequence)

@@ -1,157 +1,150 @@
 """How likely draft tokens are to be accepted: learned from what the target wrote.
 
-Conditional acceptance by position, a_j = P(draft j holds | drafts before it hold), in log-odds:
+Conditional acceptance of a draft token that follows `depth` others,
 
-    logit a_j = level[omen, j] + shift[sequence]
+    logit P(it holds | its parent does) = level[omen, depth] + shift[sequence]
 
-Proposals of one drafter differ (a long n-gram match is a better omen than a short one), so the
-server keeps a level for every omen and position; a position seen seldom leans on the one before
-it. A sequence adds one number, how predictable its text is, which starts at the server's average
-and leans on it the more, the less the server's sequences differ. All are Gaussian estimates,
-updated by one Newton step per look (extended Kalman filter); they drift back when not refreshed.
+Draft tokens of one drafter differ (one from a long n-gram match is a better omen than one from a
+short match, a tree's first branch than its fifth), so the server keeps a level for every omen and
+depth; a depth seen seldom leans on the one before it. A sequence adds one number, how predictable
+its text is, which starts at the server's average and leans on it the more, the less the server's
+sequences differ. All are Gaussian estimates, updated by one Newton step per look (extended Kalman
+filter); they drift back when not refreshed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
+from specdec.drafters.base import Odds
 from specdec.speculation.costs import Floats
+from specdec.speculation.looks import Look, compare
+from specdec.speculation.shift import LIMIT, Shift
+from specdec.types import Proposal
 
-Key = tuple[tuple[int, ...], tuple[int, ...], float]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-POSITIONS = 8  # later positions share the last level
-FIRST_LEVEL, FIRST_VARIANCE = 0.0, 4.0  # before anything was seen: half of them, or any rate
-NEXT_VARIANCE = 0.1  # of a position's level about the one before it
+POSITIONS = 8  # greater depths share the last level
+FIRST_ODDS, FIRST_VARIANCE = 0.5, 4.0  # before anything was seen: half of them, or any rate
+NEXT_VARIANCE = 0.1  # of a depth's level about the one before it
 MEMORY = 0.998  # what a level keeps of its evidence at each further observation
 AGING = 0.9995  # and at each step without one
 FIRST_SPREAD = 0.5  # variance between sequences, until it is learned
 SPREADS = (0.01, 4.0)
 SPREAD_WEIGHT = 0.004  # of one sequence's step in the learned variance
 STAY = 0.995  # of a sequence's shift each step: texts turn
-RECENT = 0.8  # of the recent surprise stays each step
-ALARM = 12.0  # squared standard deviations of recent surprise: the text has turned
-TURN_VARIANCE = 1.5  # of its shift from then on
-LIMIT = 5.0  # log-odds stay within: 0.7 % to 99.3 %
 COMMON_WEIGHT = 0.1  # of what the shifts of open sequences share: it becomes the server's,
 COMMON_SIZE = 8.0  # the more slowly, the fewer they are
 LEAST_EVIDENCE = 0.005  # of one token, however sure it was
 MAX_STEP = 2.0  # log-odds one look may move a level
 
 
-class Look(NamedTuple):
-    """One proposal compared with what the target wrote."""
-
-    omen: int
-    num_accepted: int
-    was_rejected: bool  # the token behind the accepted ones is known to be wrong
-
-
-class Shift:
-    """One sequence's log-odds against the server's average."""
-
-    __slots__ = ("mean", "noise", "stamp", "surprise", "variance")
-
-    def __init__(self, variance: float, stamp: int) -> None:
-        self.mean = 0.0
-        self.variance = variance
-        self.stamp = stamp  # the step of its last look
-        self.surprise = self.noise = 0.0  # of the last steps, and the variance it should have
-
-    def learn(self, surprise: float, evidence: float) -> None:
-        """One Newton step; what was known counts for little once the text has turned."""
-        self.surprise = RECENT * self.surprise + surprise
-        self.noise = RECENT**2 * self.noise + evidence
-        if self.surprise**2 > ALARM * self.noise:
-            self.variance = max(self.variance, TURN_VARIANCE)
-        self.variance = 1 / (1 / self.variance + evidence)
-        self.mean = min(max(self.mean + self.variance * surprise, -LIMIT), LIMIT)
-
-
 class Outlook:
     """One drafter's record on this server, and on each open sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_odds: Mapping[int, float] | None = None) -> None:
+        """`first_odds`: by omen, before anything was seen; else a half."""
         self.spread = FIRST_SPREAD  # variance of shifts between sequences
+        self._first_odds = first_odds or {}
         self._rows: dict[int, int] = {}  # omen -> row of the two tables
         self._evidence = np.zeros((0, POSITIONS))  # Fisher information
         self._score = np.zeros((0, POSITIONS))  # evidence times the level it speaks for
         self._levels: tuple[Floats, Floats] | None = None  # means, variances; None when stale
         self._shifts: dict[int, Shift] = {}
-        self._looks: dict[int, Look] = {}  # by sequence
+        self._looks: dict[int, list[Look]] = {}  # by sequence
         self._num_steps = 0
-        self._last: tuple[Key, Floats] | None = None  # what was asked last, asked again by trim
 
     def survival(
-        self,
-        sequence_ids: Seq[int],
-        omens: Seq[int],
-        num_tokens: int,
-        *,
-        optimism: float = 0.0,
+        self, sequence_ids: Seq[int], proposals: Seq[Proposal], *, optimism: float = 0.0
     ) -> Floats:
-        """P(drafts 0..j all hold), [sequences, num_tokens]: falling along a row, each in (0, 1).
+        """P(a draft token and all it follows hold), [sequences, longest proposal]: each in (0, 1),
+        0 where there is none.
 
         Args:
             optimism: standard deviations by which every log-odds is raised.
         """
         self._settle()
-        key = (tuple(sequence_ids), tuple(omens), optimism)
-        if self._last and self._last[0] == key and self._last[1].shape[1] >= num_tokens:
-            return self._last[1][:, :num_tokens]
-        means, variances = self._cells(omens, num_tokens)
+        size = max((len(p.token_ids) for p in proposals), default=0)
+        rows = np.zeros((len(proposals), size), np.int64)
+        depths = np.tile(np.arange(size), (len(proposals), 1))
+        there = np.zeros((len(proposals), size), np.bool_)
+        for i, proposal in enumerate(proposals):
+            length = len(proposal.token_ids)
+            there[i, :length] = True
+            rows[i, :length] = [self._row(o) for o in proposal.omens] or self._row(0)
+            if proposal.parents:
+                depths[i, :length] = proposal.depths
         shifts = [self._shifts.get(i) for i in sequence_ids]
-        means = means + np.array([s.mean if s else 0.0 for s in shifts])[:, None]
-        spread = self.spread
-        variances = variances + np.array([s.variance if s else spread for s in shifts])[:, None]
+        odds = self._conditional(
+            rows,
+            depths,
+            np.array([s.mean if s else 0.0 for s in shifts])[:, None],
+            np.array([s.variance if s else self.spread for s in shifts])[:, None],
+            optimism,
+        )
+        return np.where(there, _along_paths(odds, proposals), 0.0)
+
+    def judge(self, sequence_id: int) -> Odds:
+        """Conditional acceptance of one sequence's draft tokens, for a drafter that weighs them."""
+        self._settle()
+        shift = self._shifts.get(sequence_id)
+        mean, variance = (shift.mean, shift.variance) if shift else (0.0, self.spread)
+        known: dict[int, list[float]] = {}
+
+        def odds(omen: int, depth: int) -> float:
+            if omen not in known:
+                rows = np.full(POSITIONS, self._row(omen))
+                depths = np.arange(POSITIONS)
+                known[omen] = self._conditional(rows, depths, mean, variance, 0.0).tolist()
+            return known[omen][min(depth, POSITIONS - 1)]
+
+        return odds
+
+    def _conditional(
+        self, rows: Ints, depths: Ints, shift: Any, variance: Any, optimism: float
+    ) -> Floats:
+        """P(it holds | its parent does) of draft tokens, any shape."""
+        if not rows.size:
+            return np.zeros(rows.shape)
+        means, variances = self._cells(rows, depths)
+        means, variances = means + shift, variances + variance
         if optimism:
-            logits = means + optimism * np.sqrt(variances)
-        else:  # the mean of a logistic of a Gaussian (MacKay 1992)
-            logits = means / np.sqrt(1 + math.pi / 8 * variances)
-        survival: Floats = _expit(logits).cumprod(axis=1)
-        self._last = key, survival
-        return survival
+            return _expit(means + optimism * np.sqrt(variances))
+        # The mean of a logistic of a Gaussian (MacKay 1992).
+        return _expit(means / np.sqrt(1 + math.pi / 8 * variances))
 
     def levels(self) -> dict[tuple[int, int], float]:
-        """Conditional acceptance of an average sequence by (omen, position), where there is
-        any evidence."""
+        """Conditional acceptance of an average sequence by (omen, depth), where there is any
+        evidence."""
         self._settle()
-        omens = list(self._rows)
-        means, _ = self._cells(omens, POSITIONS) if omens else (np.zeros((0, POSITIONS)), None)
-        return {
-            (omen, position): float(_expit(means[row, position]))
-            for row, omen in enumerate(omens)
-            for position in range(POSITIONS)
-            if self._evidence[row, position] > 0
-        }
+        places = [
+            (omen, row, depth)
+            for omen, row in self._rows.items()
+            for depth in range(POSITIONS)
+            if self._evidence[row, depth] > 0
+        ]
+        if not places:
+            return {}
+        _, rows, depths = (np.array(column) for column in zip(*places, strict=True))
+        odds = _expit(self._cells(rows, depths)[0]).tolist()
+        return {(p[0], p[2]): value for p, value in zip(places, odds, strict=True)}
 
-    def observe(
-        self, sequence_id: int, omen: int, draft_ids: Seq[int], output_ids: Seq[int]
-    ) -> None:
-        """Compare a proposal with what the target wrote, whether or not it was verified.
-
-        The target's tokens do not depend on the proposal, so a draft token that was cut off
-        before the pass is judged for free as far as the text now reaches.
-        """
-        num_accepted, was_rejected = 0, False
-        for draft_id, output_id in zip(draft_ids, output_ids, strict=False):
-            if draft_id != output_id:
-                was_rejected = True
-                break
-            num_accepted += 1
-        if not (num_accepted or was_rejected):
+    def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
+        """Compare a proposal with what the target wrote, whether or not it was verified."""
+        looks = compare(proposal, output_ids)
+        if not looks:
             return
         if sequence_id in self._looks:
             self._settle()
-        self._looks[sequence_id] = Look(omen, num_accepted, was_rejected)
+        self._looks[sequence_id] = looks
 
     def end(self, sequence_id: int) -> None:
         self._settle()
-        self._last = None
         self._shifts.pop(sequence_id, None)
 
     # ---- learning ------------------------------------------------------------------------
@@ -163,16 +156,18 @@ class Outlook:
         shifts = [self._drifted(sequence_id) for sequence_id in self._looks]
         looks = list(self._looks.values())
         self._looks = {}
-        self._last = None
         self._num_steps += 1
-        num_seen = np.array([look.num_accepted + look.was_rejected for look in looks])
-        num_accepted = np.array([look.num_accepted for look in looks])
-        omens = [look.omen for look in looks]
-        means, _ = self._cells(omens, int(num_seen.max()))
-        odds = _expit(means + np.array([s.mean for s in shifts])[:, None])  # [looks, positions]
-        positions = np.arange(odds.shape[1])
-        seen = positions < num_seen[:, None]
-        holds = positions < num_accepted[:, None]
+        shape = len(looks), max(len(each) for each in looks)
+        rows, depths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        seen, holds = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+        for i, each in enumerate(looks):
+            size = len(each)
+            seen[i, :size] = True
+            rows[i, :size] = [self._row(look.omen) for look in each]
+            depths[i, :size] = [look.depth for look in each]
+            holds[i, :size] = [look.held for look in each]
+        means, _ = self._cells(rows, depths)
+        odds = _expit(means + np.array([s.mean for s in shifts])[:, None])  # [looks, tokens]
         surprise = np.where(seen, holds - odds, 0.0)
         evidence = np.where(seen, np.maximum(odds * (1 - odds), LEAST_EVIDENCE), 0.0)
         common = self._learn_shifts(shifts, surprise.sum(axis=1), evidence.sum(axis=1))
@@ -180,14 +175,13 @@ class Outlook:
         odds = _expit(means + np.array([s.mean + common for s in shifts])[:, None])
         surprise = np.where(seen, holds - odds, 0.0)
         self._score += common * self._evidence
-        self._learn_levels(omens, positions, means + common, surprise, evidence)
+        self._learn_levels(rows, depths, means + common, surprise, evidence)
 
     def _learn_levels(
-        self, omens: Seq[int], positions: Ints, means: Floats, surprise: Floats, evidence: Floats
+        self, rows: Ints, depths: Ints, means: Floats, surprise: Floats, evidence: Floats
     ) -> None:
-        """All arrays [looks, positions]; the tables [omens, POSITIONS]."""
-        rows = np.array([self._rows[omen] for omen in omens])
-        cells = (rows[:, None] * POSITIONS + np.minimum(positions, POSITIONS - 1)).ravel()
+        """All arrays [looks, tokens]; the tables [omens, POSITIONS]."""
+        cells = (rows * POSITIONS + np.minimum(depths, POSITIONS - 1)).ravel()
         shape, size = self._evidence.shape, self._evidence.size
 
         def total(values: Floats) -> Floats:
@@ -234,27 +228,31 @@ class Outlook:
         shift.stamp = self._num_steps
         return shift
 
-    def _cells(self, omens: Seq[int], num_tokens: int) -> tuple[Floats, Floats]:
-        """Means and variances of the levels, [len(omens), num_tokens] each."""
-        for omen in omens:
-            if omen not in self._rows:
-                self._rows[omen] = len(self._rows)
-                empty = np.zeros((1, POSITIONS))
-                self._evidence = np.concatenate([self._evidence, empty])
-                self._score = np.concatenate([self._score, empty])
-                self._levels = None
+    def _row(self, omen: int) -> int:
+        """The omen's row of the tables."""
+        if omen not in self._rows:
+            self._rows[omen] = len(self._rows)
+            empty = np.zeros((1, POSITIONS))
+            self._evidence = np.concatenate([self._evidence, empty])
+            self._score = np.concatenate([self._score, empty])
+            self._levels = None
+        return self._rows[omen]
+
+    def _cells(self, rows: Ints, depths: Ints) -> tuple[Floats, Floats]:
+        """Means and variances of levels, in the shape of the arguments."""
         if self._levels is None:
             self._levels = self._filtered()
         means, variances = self._levels
-        rows = np.array([self._rows[omen] for omen in omens])[:, None]
-        columns = np.minimum(np.arange(num_tokens), POSITIONS - 1)
+        columns = np.minimum(depths, POSITIONS - 1)
         return means[rows, columns], variances[rows, columns]
 
     def _filtered(self) -> tuple[Floats, Floats]:
-        """Every position's level, leaning on the one before it: [omens, POSITIONS]."""
+        """Every depth's level, leaning on the one before it: [omens, POSITIONS]."""
         means, variances = [], []
-        for evidence, score in zip(self._evidence.tolist(), self._score.tolist(), strict=True):
-            mean, variance = FIRST_LEVEL, FIRST_VARIANCE
+        for omen, row in self._rows.items():
+            first = self._first_odds.get(omen, FIRST_ODDS)
+            mean, variance = math.log(first / (1 - first)), FIRST_VARIANCE
+            evidence, score = self._evidence[row].tolist(), self._score[row].tolist()
             for weight, sum_ in zip(evidence, score, strict=True):
                 precision = 1 / variance + weight
                 mean = min(max((mean / variance + sum_) / precision, -LIMIT), LIMIT)
@@ -263,6 +261,23 @@ class Outlook:
                 variance = 1 / precision + NEXT_VARIANCE
         shape = self._evidence.shape
         return np.array(means).reshape(shape), np.array(variances).reshape(shape)
+
+
+def _along_paths(odds: Floats, proposals: Seq[Proposal]) -> Floats:
+    """Products of each draft token's odds with all it follows: [sequences, tokens]."""
+    if not any(p.parents for p in proposals):
+        chained: Floats = odds.cumprod(axis=1)
+        return chained
+    num_sequences, size = odds.shape
+    parents = np.tile(np.arange(-1, size - 1), (num_sequences, 1))
+    for i, proposal in enumerate(proposals):
+        if proposal.parents:
+            parents[i, : len(proposal.parents)] = proposal.parents
+    products = np.ones((num_sequences, 1 + size))  # column 0: the root
+    sequences = np.arange(num_sequences)
+    for column in range(size):
+        products[:, column + 1] = odds[:, column] * products[sequences, parents[:, column] + 1]
+    return products[:, 1:]
 
 
 def _expit(logits: Floats) -> Floats:

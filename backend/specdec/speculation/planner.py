@@ -17,6 +17,7 @@ from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.curiosity import Curiosity
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.rows import Offers, Plans
+from specdec.types import Proposal
 
 HYSTERESIS = 0.01  # of the step's tokens: what another draft length must bring to replace the last
 CATCH_UP_STEPS = 48  # a draft model's catching up is paid off over that many steps
@@ -32,6 +33,7 @@ class Candidate(NamedTuple):
     limit: int  # the request's cap, what is left of the text
     is_fixed: bool = False  # the request asked for exactly this many
     num_undrafted: int = 1  # tokens a draft model must catch up on
+    num_carried: int = 0  # draft tokens it has already, all but certain
 
 
 class Step(NamedTuple):
@@ -93,9 +95,9 @@ class Planner:
         return plans, [0.0, *(plans.worth - step.price * passes - dues).tolist()]
 
     def _survival(self, members: Seq[Candidate], optimism: float = 0.0) -> Floats:
+        chain = Proposal((0,) * max(c.limit for c in members))
         ids = [c.sequence_id for c in members]
-        cap = max(c.limit for c in members)
-        return self._outlook.survival(ids, [0] * len(ids), cap, optimism=optimism)
+        return self._outlook.survival(ids, [chain] * len(ids), optimism=optimism)
 
     def _catch_up(self, members: Seq[Candidate]) -> Floats:
         """Seconds a step for catching up, [members]: shared by arrears, paid off over some steps.

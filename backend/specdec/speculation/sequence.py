@@ -44,6 +44,7 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_cached: int = 0  # length of the target's cache that holds committed tokens
     num_reused: int = 0  # prompt tokens found in the cache at the start
+    carry: tuple[int, ...] = ()  # what the target drew beyond the text, on a branch of the drafts
     num_undrafted: int = field(init=False)  # tokens a draft model has not been shown
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     arrival_ns: int = field(default_factory=time.time_ns)
@@ -79,14 +80,21 @@ class Sequence:
         return max(0, min(self.max_draft_tokens, remaining - 1))
 
     @property
+    def carried(self) -> tuple[int, ...]:
+        """The step's first draft tokens."""
+        return self.carry[: self.draft_limit]
+
+    @property
     def candidate(self) -> Candidate:
         """What the controller decides on."""
+        num_carried = len(self.carried)
         return Candidate(
             self.sequence_id,
             self.drafter.name if self.drafter else NONE,
-            self.draft_limit,
+            self.draft_limit - num_carried,
             self.is_fixed,
             self.num_undrafted,
+            num_carried,
         )
 
     @property
@@ -96,4 +104,5 @@ class Sequence:
             self.token_ids,
             len(self.request.prompt_ids),
             self.request.sampling,
+            self.carried,
         )

@@ -221,7 +221,12 @@ class Service:
             target,
             max_sequences=info.max_sequences,
             metrics=self.metrics,
-            controller=Controller(CostModel.fit(info.costs), draft_costs, self.drafters),
+            controller=Controller(
+                CostModel.fit(info.costs),
+                draft_costs,
+                self.drafters,
+                {name: drafter.first_odds for name, drafter in self._instances.items()},
+            ),
             before_pass=self._before_pass,
         )
         logger.info(

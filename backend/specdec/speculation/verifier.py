@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from specdec.speculation.acceptance import accept_chain
+from specdec.speculation.acceptance import accept
 from specdec.speculation.sequence import Sequence
 from specdec.types import Decoder, Extend, Proposal, Verdict
 
@@ -18,15 +18,22 @@ class Work(NamedTuple):
 
     sequence: Sequence
     token_ids: Seq[int]  # committed tokens the target has not seen (a chunk of them)
-    proposal: Proposal = Proposal()  # only behind the last committed token
+    proposal: Proposal = Proposal()  # laid out; only behind the last committed token
+    num_carried: int = 0  # of the proposal's tokens: the target drew them in the last step
     offered: Proposal = Proposal()  # what the drafter proposed before it was cut
     samples: bool = True  # False for a prefill chunk that is not the last
 
     @property
     def extend(self) -> Extend:
-        rows = [*self.token_ids, *self.proposal.token_ids]
-        num_outputs = 1 + len(self.proposal.token_ids) if self.samples else 0
-        return Extend(self.sequence.sequence_id, self.sequence.num_cached, rows, num_outputs)
+        drafter, proposal = self.sequence.drafter, self.proposal
+        return Extend(
+            self.sequence.sequence_id,
+            self.sequence.num_cached,
+            [*self.token_ids, *proposal.token_ids],
+            num_outputs=1 + len(proposal.token_ids) if self.samples else 0,
+            parents=proposal.parents,
+            num_candidates=drafter.num_candidates if drafter and self.samples else 0,
+        )
 
 
 def verify(target: Decoder, batch: Seq[Work]) -> tuple[list[Verdict | None], float]:
@@ -42,7 +49,15 @@ def verify(target: Decoder, batch: Seq[Work]) -> tuple[list[Verdict | None], flo
         if not work.samples:
             verdicts.append(None)
             continue
-        draft_ids = work.proposal.token_ids
-        end = accept_chain(draft_ids, sampled.token_ids) + 1
-        verdicts.append(Verdict(sampled.token_ids[:end], sampled.logprobs[:end], len(draft_ids)))
+        accepted = accept(work.proposal, sampled.token_ids)
+        end = accepted.num_accepted + 1
+        verdicts.append(
+            Verdict(
+                sampled.token_ids[:end],
+                sampled.logprobs[:end],
+                len(work.proposal.token_ids),
+                accepted.carry,
+                sampled.candidate_ids[:end],
+            )
+        )
     return verdicts, result.compute_seconds

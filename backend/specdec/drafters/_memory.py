@@ -1,0 +1,58 @@
+"""What the target found likeliest after which tokens, over all requests: a fixed-size table.
+
+The adjacency matrix of Token Recycling (Luo et al. 2024, arXiv 2408.08696), keyed by the last two
+tokens where they were seen together and by the last one elsewhere: replayed on 80 greedy answers
+of a 135M chat model beside prompt lookup, 2.16 tokens per target pass against 2.04 by one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+WIDTH = 3  # continuations kept: a fourth is right once in 50 times
+SIZE = 1 << 18  # entries; 4 MB. A newer entry takes the place of an older one it falls on.
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+_ABSENT = -1
+
+
+class Memory:
+    """The most recent continuations of pairs of tokens, and of single ones."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        assert size & (size - 1) == 0, size
+        self._shift = 65 - size.bit_length()
+        self._keys: np.ndarray[Any, Any] = np.full(size, _ABSENT, np.int64)
+        self._next: np.ndarray[Any, Any] = np.full((size, WIDTH), _ABSENT, np.int32)
+
+    def learn(self, before: int, last: int, candidate_ids: Seq[int]) -> None:
+        """`candidate_ids` are likeliest after `before last`, in falling order.
+
+        `before` is -1 where there is none.
+        """
+        row = [*candidate_ids[:WIDTH], *[_ABSENT] * (WIDTH - len(candidate_ids))]
+        for key in {_key(before, last), _key(_ABSENT, last)}:
+            place = self._place(key)
+            self._keys[place] = key
+            self._next[place] = row
+
+    def recall(self, before: int, last: int) -> tuple[bool, list[int]]:
+        """Whether the pair is known, and what follows it, or else the last token; likeliest
+        first."""
+        for is_pair, key in ((True, _key(before, last)), (False, _key(_ABSENT, last))):
+            place = self._place(key)
+            if self._keys[place] == key:
+                row: list[int] = self._next[place].tolist()
+                return is_pair, [t for t in row if t != _ABSENT]
+        return False, []
+
+    def _place(self, key: int) -> int:
+        """Fibonacci hashing: the upper bits of the key times the golden ratio."""
+        return (key * _GOLDEN & _WORD) >> self._shift
+
+
+def _key(before: int, last: int) -> int:
+    return (before + 1) << 31 | last
