@@ -112,11 +112,15 @@ def _optional(calls: Sequence[Extend]) -> Arrays:
     return arrays
 
 
-def _candidates(calls: Sequence[Extend], ids: list[int]) -> list[tuple[tuple[int, ...], ...]]:
+def _candidates(
+    calls: Sequence[Extend], ids: np.ndarray[Any, Any] | None
+) -> list[tuple[tuple[int, ...], ...]]:
     """`Extended.candidate_ids` of every call, cut from what all have together."""
+    if ids is None:
+        return [()] * len(calls)
     num_rows = [c.num_outputs if c.num_candidates else 0 for c in calls]
     sizes = [c.num_candidates for c, n in zip(calls, num_rows, strict=True) for _ in range(n)]
-    rows = [tuple(row) for row in _split(ids, sizes)]
+    rows = [tuple(row) for row in _split(ids.tolist(), sizes)]
     return [tuple(part) for part in _split(rows, num_rows)]
 
 
@@ -164,8 +168,7 @@ class RemoteDecoder:
         sizes = [c.num_outputs + c.num_draft_steps for c in calls]
         ids = _split(result["output_ids"].tolist(), sizes)
         logprobs = _split(result["output_logprobs"].tolist(), sizes)
-        found = result["candidate_ids"].tolist() if "candidate_ids" in result else []
-        candidates = _candidates(calls, found)
+        candidates = _candidates(calls, result.get("candidate_ids"))
         sequences = [
             Extended(tuple(i), tuple(p), c)
             for i, p, c in zip(ids, logprobs, candidates, strict=True)
