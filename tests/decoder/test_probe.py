@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from specdec.decoder.probe import CANDIDATES, Finding, probe
@@ -54,6 +55,15 @@ def test_reports_distribution_when_nothing_is_stable(unstable):
 def test_sees_logits_that_depend_on_what_is_behind_the_mask():
     runtime = TokenRuntime()
     runtime._unstable = lambda batch: runtime.keys[0, 30] != EMPTY  # behind the compared text
+    assert probe(runtime, artifact()) == Finding("distribution", 1)
+
+
+def test_sees_logits_that_depend_on_the_branches_of_a_tree():
+    def is_tree(batch):
+        sees = batch.attention_mask.sum(axis=-1)
+        return bool((np.diff(sees) < 1).any())
+
+    runtime = TokenRuntime(unstable=is_tree)
     assert probe(runtime, artifact()) == Finding("distribution", 1)
 
 

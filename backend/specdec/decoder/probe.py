@@ -2,7 +2,8 @@
 
 Matrix kernels are chosen by shape, and some shapes add up in another order. Padding every pass to
 `min_rows` avoids the shapes that differ: then one by one or in chunks, alone or in a batch, with
-a longer cache or a used one, a token's logits are the same to the last bit.
+or without branches of a draft tree, with a longer cache or a used one, a token's logits are the
+same to the last bit.
 """
 
 from __future__ import annotations
@@ -66,15 +67,30 @@ class _Passes:
         self._forward([Share(0, 0, self._noise(size), 1)])
 
     def rows(
-        self, start: int, end: int, *, outputs: int = -1, slot: int = 0, beside: int = 0
+        self,
+        start: int,
+        end: int,
+        *,
+        outputs: int = -1,
+        slot: int = 0,
+        beside: int = 0,
+        branches: int = 0,
     ) -> Floats:
         """Logits of the text's tokens [start, end), of the last `outputs` of them if given.
 
-        With `beside`, the slots below `slot` evaluate as many tokens of something else.
+        With `beside`, the slots below `slot` evaluate as many tokens of something else; with
+        `branches`, so many other tokens follow the text's last ones, one each.
         """
         outputs = end - start if outputs < 0 else outputs
         others = [Share(i, 7 * i + 3, self._noise(beside), beside) for i in range(slot)]
-        shares = (others if beside else []) + [Share(slot, start, self._text[start:end], outputs)]
+        share = Share(
+            slot,
+            start,
+            self._text[start:end] + self._noise(branches),
+            outputs + branches,
+            range(end - branches, end),
+        )
+        shares = (others if beside else []) + [share]
         logits = self._forward(shares)
         before = sum(s.num_outputs for s in shares[:-1])
         found: Floats = logits[before : before + outputs].copy()
@@ -107,6 +123,8 @@ def _comparisons(passes: _Passes) -> Iterator[bool]:
     yield same(21, 22, 23, 24)  # one by one
     yield same(4, 6, 9, 13, 18, 24)  # in chunks, whose keys and values the next ones read
     yield np.array_equal(passes.rows(16, 24, outputs=1), whole[-1:])
+    yield np.array_equal(passes.rows(18, 21, branches=6), whole[18:21])
+    yield same(21, 24)  # over what the branches left, behind a trunk evaluated with them
     for size in (2, 4):
         if size <= passes.num_slots:
             slot = size - 1
