@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_responses_leave_in_order_from_one_thread(outbox):
     clients = [outbox.open(request) for request in requests]
     for i in range(20):
         for client in clients:
-            client.send({"n": np.array([i])}, final=i == 19)
+            client.send(partial(dict, n=np.array([i])), final=i == 19)
     for request in requests:
         sent = sent_by(request, outbox)
         assert [int(r.output_tensors()[0].as_numpy()[0]) for r, _ in sent] == list(range(20))
@@ -105,7 +106,7 @@ def test_a_body_that_cannot_be_sent_still_ends_the_request(outbox, caplog):
     request = pb.Request()
     request.sender.faults = [RuntimeError("broken tensor")]
     with caplog.at_level(logging.CRITICAL):
-        outbox.open(request).send({"n": np.array([1])}, final=True)
+        outbox.open(request).send(lambda: {"n": np.array([1])}, final=True)
         assert sent_by(request, outbox) == [(None, 1)]
 
 
@@ -113,10 +114,34 @@ def test_a_delta_that_cannot_be_sent_counts_as_cancelled(outbox):
     request = pb.Request()
     request.sender.faults = [RuntimeError("closed")]
     client = outbox.open(request)
-    client.send({"n": np.array([1])}, final=False)
+    client.send(lambda: {"n": np.array([1])}, final=False)
+    outbox.poll()
     wait_until(lambda: client.cancelled)
     client.fail(Cancelled("gone"))
     assert [flags for _, flags in sent_by(request, outbox)] == [1]
+
+
+def test_deltas_leave_with_the_next_poll_or_with_what_ends_their_request(outbox):
+    request, other = pb.Request(), pb.Request()
+    client = outbox.open(request)
+    client.send(lambda: {"n": np.array([1])}, final=False)
+    client.send(lambda: None, final=False)  # nothing to send yet
+    outbox.open(other).fail(InvalidRequest("no"))
+    wait_until(lambda: other.sender.sent)
+    assert [flags for _, flags in request.sender.sent] == [0]
+    client.send(lambda: {"n": np.array([2])}, final=False)
+    assert not outbox._wake.qsize()
+    outbox.poll()
+    wait_until(lambda: len(request.sender.sent) == 2)
+    outbox.poll()
+    assert len(sent_by(request, outbox)) == 2
+
+
+def test_a_response_that_cannot_be_made_ends_the_request(outbox, caplog):
+    request = pb.Request()
+    with caplog.at_level(logging.CRITICAL):
+        outbox.open(request).send(lambda: 1 / 0, final=True)
+        assert sent_by(request, outbox) == [(None, 1)]
 
 
 # ---- cancelling --------------------------------------------------------------------------
@@ -136,7 +161,7 @@ def test_a_request_is_not_looked_at_after_its_final_flag(outbox):
     """The fake asserts it; the real server ends with a segmentation fault."""
     request = pb.Request()
     client = outbox.open(request)
-    client.send({"n": np.array([1])}, final=True)
+    client.send(lambda: {"n": np.array([1])}, final=True)
     outbox.poll()
     later = pb.Request()
     outbox.open(later)
@@ -153,7 +178,7 @@ def test_polls_do_not_pile_up(triton_io, outbox):
     outbox.open(request)
     for _ in range(1000):
         outbox.poll()
-    assert outbox._queue.qsize() <= 2
+    assert outbox._wake.qsize() <= 2
     gate.set()
 
 

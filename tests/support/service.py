@@ -23,9 +23,12 @@ class RecordingClient:
         self.num_final = 0
         self._done = threading.Event()
 
-    def send(self, arrays, *, final):
+    def send(self, make, *, final):
         assert not self.num_final, "a response after the final flag"
-        self.responses.append(arrays)
+        arrays = make()
+        assert arrays is not None or not final, "the last chunk must carry a response"
+        if arrays is not None:
+            self.responses.append(arrays)
         if final:
             self._end()
 

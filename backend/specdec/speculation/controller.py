@@ -154,29 +154,40 @@ class Controller:
         size = len(candidates)
         if not size:
             return []
+        num_sure = size + sum(c.num_carried for c in candidates)
+        if not any(p.token_ids for p in proposals):  # a plain step should not pay for the arrays
+            seconds = self.target.predict(size, num_sure + other_rows) + draft_seconds
+            self._expect(size, num_sure, seconds, is_pure=not other_rows)
+            return [
+                self._cut(c, p, 0, np.empty(0), size)
+                for c, p in zip(candidates, proposals, strict=True)
+            ]
         sizes = np.array([len(p.token_ids) for p in proposals])
         is_fixed = np.array([c.is_fixed for c in candidates])
         longest = int(sizes.max())
         survival = self._survival(candidates, proposals, longest)
         num_fixed = int(sizes[is_fixed].sum())
-        num_sure = size + sum(c.num_carried for c in candidates)
         step = self._step(size, num_sure + num_fixed + other_rows, int(sizes.sum()) - num_fixed)
         offers = Offers(survival, np.where(is_fixed, 0, sizes))
         num_taken = offers.choose(step.seconds, step.price)
         tokens = num_sure + float(offers.odds[:num_taken].sum())
         if num_fixed:
             tokens += float(survival[np.arange(longest) < (sizes * is_fixed)[:, None]].sum())
-        self.expected_tokens += tokens
-        if not other_rows:
-            overhead, plain = self.overhead(size), self.plain_seconds(size)
-            seconds = float(step.seconds[num_taken]) + overhead + draft_seconds
-            gain = self.gains.setdefault(bucket(size), Gain())
-            gain.observe(tokens / size, seconds / plain)
+        seconds = float(step.seconds[num_taken]) + draft_seconds
+        self._expect(size, tokens, seconds, is_pure=not other_rows)
         kept = np.where(is_fixed, sizes, offers.lengths(num_taken)).tolist()
         return [
             self._cut(c, p, k, row, size)
             for c, p, k, row in zip(candidates, proposals, kept, survival, strict=True)
         ]
+
+    def _expect(self, size: int, tokens: float, seconds: float, *, is_pure: bool) -> None:
+        """Note what a step is to bring; `seconds` in the models."""
+        self.expected_tokens += tokens
+        if is_pure:
+            overhead, plain = self.overhead(size), self.plain_seconds(size)
+            gain = self.gains.setdefault(bucket(size), Gain())
+            gain.observe(tokens / size, (seconds + overhead) / plain)
 
     def _survival(
         self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_tokens: int

@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from statistics import fmean
 
 from specdec.config import SpeculativeConfig
 from specdec.drafters.base import Drafter
@@ -38,13 +36,10 @@ class Engine:
         max_sequences: int,
         metrics: Metrics,
         controller: Controller,
-        before_pass: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before_pass` is called once a step, just before the target computes."""
         self._target = target
         self._metrics = metrics
         self._controller = controller
-        self._before_pass = before_pass
         self.scheduler = Scheduler(config, max_sequences)
         self._changed = threading.Condition()  # guards the waiting line and `_stopping`
         self._stopping = False
@@ -92,7 +87,6 @@ class Engine:
         batch = [*drafts, *chunks]
         if not batch:
             return
-        self._before_pass()
         try:
             verdicts, verify_seconds = verify(self._target, batch)
         except DecoderFailed as error:
@@ -248,8 +242,8 @@ class Engine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
         )
-        length = fmean(len(work.proposal.token_ids) for work in drafts) if drafts else None
-        self._metrics.decided(*control.take(), length)
+        num_drafted = sum(len(work.proposal.token_ids) for work in drafts)
+        self._metrics.decided(*control.take(), num_drafted / len(drafts) if drafts else None)
         self._metrics.state(self._read_state)
 
     def _read_state(self) -> dict[State, float]:

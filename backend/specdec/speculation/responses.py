@@ -11,7 +11,7 @@ Knows nothing of Triton.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ import numpy as np
 from specdec.speculation.request_parser import ParsedRequest
 from specdec.types import Chunk, FinishReason, SpeculationStats
 from specdec.wire import Arrays
+
+Response = Callable[[], Arrays | None]  # makes a response's tensors; None: nothing to send yet
 
 
 class Progress(Protocol):

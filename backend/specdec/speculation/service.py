@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from specdec.speculation.costs import CostModel
 from specdec.speculation.engine import Engine
 from specdec.speculation.metrics import Metrics
 from specdec.speculation.request_parser import Limits, ParsedRequest, parse
-from specdec.speculation.responses import Responder
+from specdec.speculation.responses import Responder, Response
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.stream import TextStream
 from specdec.speculation.tokenization import TextTokenizer
@@ -43,7 +44,9 @@ class Client(Protocol):
 
     cancelled: bool
 
-    def send(self, arrays: Arrays, *, final: bool) -> None: ...
+    def send(self, make: Response, *, final: bool) -> None:
+        """Call `make` later, in the order of sends, and send what it returns, if anything."""
+        ...
 
     def fail(self, error: SpecdecError) -> None: ...
 
@@ -65,11 +68,9 @@ class RequestSinks:
         if self._failed:
             return
         self._num_open -= chunk.finish_reason is not None
-        final = self._num_open == 0
-        arrays = self._responder.add(index, sequence, chunk)
-        if arrays is not None:
-            self._client.send(arrays, final=final)
-        assert arrays is not None or not final, "the last chunk must carry a response"
+        # Made by whoever sends it: the engine's thread goes on with the next step.
+        make = partial(self._responder.add, index, sequence, chunk)
+        self._client.send(make, final=self._num_open == 0)
 
     def fail(self, error: SpecdecError) -> None:
         """The first failure ends the request; its other prompts are dropped at the next step."""
@@ -104,8 +105,6 @@ class Service:
         config: SpeculativeConfig,
         repository: Path,
         connect: Callable[[str], Decoder],
-        *,
-        before_pass: Callable[[], None] = lambda: None,
     ) -> None:
         """Read and check everything that needs no decoder.
 
@@ -118,7 +117,6 @@ class Service:
         """
         self._config = config
         self._connect = connect
-        self._before_pass = before_pass
         target_dir = _artifact_dir(config.target_artifact_dir, repository, config.target_model_name)
         self._artifact = Artifact.read(target_dir)
         self._tokenizer = TextTokenizer.from_directory(target_dir)
@@ -227,7 +225,6 @@ class Service:
                 self.drafters,
                 {name: drafter.first_odds for name, drafter in self._instances.items()},
             ),
-            before_pass=self._before_pass,
         )
         logger.info(
             "target ready: %s, %s, min_rows %d, %d sequences of %d tokens; drafters: %s",

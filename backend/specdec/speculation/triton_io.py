@@ -14,7 +14,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -29,6 +30,7 @@ from specdec.speculation.metrics import (
     REASONS,
     Metrics,
 )
+from specdec.speculation.responses import Response
 from specdec.speculation.state import FAMILIES, State
 from specdec.wire import Arrays
 
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "specdec:"
 PUBLISH_SECONDS = 0.25
+LOOK_SECONDS = 0.01  # a step with a draft model has two waits, and one look is enough
 STATE_PRECISION = 0.01  # a gauge of the controller's is as good as that
 DEAD = "is not healthy"  # Triton's words for a model whose process is gone
 DEAD_SECONDS = 30.0  # Triton starts it again only when an operator reloads the model
@@ -48,8 +51,10 @@ class BlsTransport:
     after one such call the next ones fail at once, until it is time to look again.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, before_exec: Callable[[], None] = lambda: None) -> None:
+        """`before_exec` is called when this thread is about to wait for the model."""
         self._model_name = model_name
+        self._before_exec = before_exec
         self._dead_until = 0.0  # time.monotonic()
 
     def __call__(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
@@ -60,6 +65,7 @@ class BlsTransport:
             requested_output_names=list(wanted),
             inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
         )
+        self._before_exec()
         try:
             response = request.exec()
         except pb_utils.TritonModelException as error:
@@ -106,22 +112,27 @@ class Client:
         self.sender = request.get_response_sender()
         self.cancelled = False  # written by the outbox's thread
 
-    def send(self, arrays: Arrays, *, final: bool) -> None:
-        self._outbox.put(self, arrays, final)
+    def send(self, make: Response, *, final: bool) -> None:
+        self._outbox.put(self, make, final)
 
     def fail(self, error: SpecdecError) -> None:
         self._outbox.put(self, error, True)
 
 
 class Outbox:
-    """The one thread that sends responses and asks whether clients are still there."""
+    """The one thread that makes and sends responses and asks whether clients are still there.
+
+    Deltas wait for the next `poll`: the engine's thread then waits for a model, so that the two do
+    not ask for the interpreter at the same time. What ends a request leaves at once, with all that
+    was put before it.
+    """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Client, Arrays | SpecdecError, bool] | None] = (
-            queue.SimpleQueue()
-        )
+        self._items: deque[tuple[Client, Response | SpecdecError, bool]] = deque()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._open: set[Client] = set()
         self._poll_due = threading.Event()
+        self._look_at = 0.0  # time.monotonic()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
@@ -131,39 +142,50 @@ class Outbox:
         self._open.add(client)
         return client
 
-    def put(self, client: Client, item: Arrays | SpecdecError, final: bool) -> None:
-        self._queue.put((client, item, final))
+    def put(self, client: Client, item: Response | SpecdecError, final: bool) -> None:
+        self._items.append((client, item, final))
+        if final:
+            self._wake.put(None)
 
     def poll(self) -> None:
-        """Look for cancelled clients soon; called once a step, so a cancel costs one step."""
+        """Send what was put and look for cancelled clients, soon; the engine's thread calls it
+        whenever it is about to wait for a model, so a cancel costs one step."""
         if not self._poll_due.is_set():
             self._poll_due.set()
-            self._queue.put(None)
+            self._wake.put(None)
 
     def stop(self) -> None:
-        """Send what is queued, then end."""
+        """Send what was put, then end."""
         self._stopping = True
-        self._queue.put(None)
+        self._wake.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while not (self._stopping and self._queue.empty()):
-            item = self._queue.get()
-            if item is not None:
-                self._send(*item)
-            elif self._poll_due.is_set():
+        while not (self._stopping and not self._items):
+            self._wake.get()
+            while self._items:
+                self._send(*self._items.popleft())
+            if self._poll_due.is_set():
                 self._poll_due.clear()
                 self._look()
 
     def _look(self) -> None:
+        """Ask for every client: a trip to the server for each, so not more often than useful."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
         for client in list(self._open):
             if not client.cancelled and client.sender.is_cancelled():
                 client.cancelled = True
 
-    def _send(self, client: Client, item: Arrays | SpecdecError, final: bool) -> None:
+    def _send(self, client: Client, item: Response | SpecdecError, final: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         try:
-            client.sender.send(_response(item), flags=flags)
+            response = _response(item)
+            if response is not None:
+                client.sender.send(response, flags=flags)
+            else:
+                assert not final, "the last chunk must carry a response"
         except Exception:
             logger.exception("sending a response failed")
             client.cancelled = True
@@ -174,11 +196,15 @@ class Outbox:
             self._open.discard(client)
 
 
-def _response(item: Arrays | SpecdecError) -> Any:
+def _response(item: Response | SpecdecError) -> Any:
+    """None where there is nothing to send yet."""
     if isinstance(item, SpecdecError):
         error = pb_utils.TritonError(str(item), _status(item))
         return pb_utils.InferenceResponse(output_tensors=[], error=error)
-    tensors = [pb_utils.Tensor(name, array) for name, array in item.items()]
+    arrays = item()
+    if arrays is None:
+        return None
+    tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 

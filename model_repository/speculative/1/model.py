@@ -33,8 +33,7 @@ class TritonPythonModel:
         self._service = Service(
             config,
             Path(args["model_repository"]).parent,
-            lambda model_name: RemoteDecoder(BlsTransport(model_name)),
-            before_pass=self._outbox.poll,
+            lambda model_name: RemoteDecoder(BlsTransport(model_name, self._outbox.poll)),
         )
         self._publisher = MetricsPublisher(
             self._service.metrics, args["model_name"], config.max_draft_tokens
