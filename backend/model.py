@@ -53,7 +53,7 @@ class TritonPythonModel:
             self._decoder = load_decoder(config, Path(pb_utils.get_model_dir()))
         except SpecdecError as error:
             raise pb_utils.TritonModelException(f"{name}: {error}") from None
-        info = self._decoder.describe()
+        info = self._decoder.info
         pb_utils.Logger.log_info(
             f"{name}: {info.precision}, exactness: {info.exactness}, min_rows {info.min_rows}, "
             f"{info.max_sequences} sequences of {info.max_sequence_length} tokens, "

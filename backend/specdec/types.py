@@ -189,7 +189,7 @@ class DecoderInfo(NamedTuple):
     exactness: Literal["bitwise", "distribution"]
     min_rows: int  # rows every pass is padded to, found by the load-time probe
     precision: str
-    costs: tuple[PassCost, ...] = ()  # measured at load
+    costs: tuple[PassCost, ...] = ()  # measured when a decoder is first described
 
 
 class Decoder(Protocol):

@@ -109,7 +109,9 @@ def test_a_remote_decoder_over_it_is_the_local_one(glue, tiny_artifacts):
     model = start(glue, max_sequences=3, num_threads=2)
     remote = wire.RemoteDecoder(transport(model))
     local = load_decoder(DecoderConfig(max_sequences=3, num_threads=2), tiny_artifacts["fp32"])
-    assert remote.describe() == local.describe()
+    described = remote.describe()
+    assert described.costs
+    assert described._replace(costs=()) == local.info
     ids, logprobs = generate(local, [5, 6, 7, 8, 9], chunk=2)
     found = generate(remote, [5, 6, 7, 8, 9], chunk=2)
     assert found == (ids, [float(np.float32(p)) for p in logprobs])

@@ -1,7 +1,8 @@
 """Measures what a pass costs here, by sequences and rows; remembered beside the artifact.
 
 The controller that chooses draft lengths starts from these figures and corrects them while
-running, so the shape of the curve matters more than its height.
+running, so the shape of the curve matters more than its height. Whatever else the machine does
+meanwhile bends it: measure when the server is idle.
 """
 
 from __future__ import annotations
@@ -9,22 +10,25 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 
+from specdec.artifact import FILE as ARTIFACT
 from specdec.artifact import Artifact
 from specdec.decoder import batch
 from specdec.decoder.batch import Share
 from specdec.decoder.runtimes import Runtime
 from specdec.types import PassCost
 
-FILE = "costs.json"
+FILE = "costs.json"  # beside the artifact
 ROWS_ALONE = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 ROWS_EACH = (1, 2, 4, 8)  # per sequence, in batches of several
-REPEATS = 3  # the fastest counts: whatever else runs can only slow a pass down
-REPEAT_SECONDS = 0.1  # enough of one shape
+MIN_ROUNDS, MAX_ROUNDS = 2, 3  # over all shapes: a disturbance hits many of one round, few of all
+ENOUGH_SECONDS = 0.1  # of one shape
+STEADY = 1.25  # a shape's second fastest pass takes at most this much longer than its fastest
 LAST_SECONDS = 0.5  # a pass this long is beyond the knee: larger ones go on in a straight line
 _LENGTH = 256
 
@@ -32,22 +36,25 @@ _LENGTH = 256
 def load_or_measure(
     runtime: Runtime, artifact: Artifact, directory: Path, *, min_rows: int, num_threads: int
 ) -> tuple[PassCost, ...]:
-    """The costs saved for this artifact and machine, or measured now (about two seconds for a
-    135M model on two cores) and saved where the directory can be written.
+    """The costs saved for this artifact and machine, or measured now (about three seconds for a
+    135M model on two cores) and saved, if they are steady and the directory can be written.
 
     Overwrites the cache's contents.
     """
     key = (
         f"{artifact.weights_sha256[:16]} {artifact.precision} {_machine()} x{num_threads} "
-        f"{runtime.num_slots} slots"
+        f"{runtime.num_slots} slots, idle"
     )
-    path = directory / FILE
+    path = (directory / ARTIFACT).resolve().parent / FILE  # the served directory may hold links
     saved = _read(path)
-    if key not in saved:
-        costs = measure(runtime, artifact, min_rows)
+    if key in saved:
+        return tuple(PassCost(int(n), int(rows), seconds) for n, rows, seconds in saved[key])
+    times = measure(runtime, artifact, min_rows)
+    costs = tuple(PassCost(*shape, min(found)) for shape, found in times.items())
+    if is_steady(times):
         saved[key] = [list(cost) for cost in costs]
         _write(path, saved)
-    return tuple(PassCost(int(n), int(rows), seconds) for n, rows, seconds in saved[key])
+    return costs
 
 
 def shapes(num_slots: int) -> list[tuple[int, int]]:
@@ -61,38 +68,60 @@ def shapes(num_slots: int) -> list[tuple[int, int]]:
     ]
 
 
-def measure(runtime: Runtime, artifact: Artifact, min_rows: int) -> tuple[PassCost, ...]:
-    """Time passes of all `shapes`, as far as they are not too long."""
+Times = dict[tuple[int, int], list[float]]  # seconds of every pass, by (sequences, rows)
+
+
+def measure(runtime: Runtime, artifact: Artifact, min_rows: int) -> Times:
+    """Time passes of all `shapes`, as far as they are not too long, in rounds.
+
+    The fastest of a shape counts: whatever else runs can only slow a pass down.
+    """
     runtime.resize(_LENGTH, [0] * runtime.num_slots)
     ids = np.random.default_rng(0).integers(0, artifact.num_tokens, max(ROWS_ALONE)).tolist()
-    costs: list[PassCost] = []
-    for num_sequences, num_rows in shapes(runtime.num_slots):
-        if runtime.max_rows is not None and num_rows > runtime.max_rows:
-            continue
-        if any(c.seconds > LAST_SECONDS and c.num_rows <= num_rows for c in costs):
-            continue
-        each = num_rows // num_sequences
-        # Half a cache of context: attention pays for all places, used or not.
-        shares = [Share(i, _LENGTH // 2, ids[:each], each) for i in range(num_sequences)]
-        built = batch.build(
-            shares,
-            [0] * runtime.num_slots,
-            length=runtime.length,
-            min_rows=min_rows,
-            max_position=artifact.max_position_embeddings,
-        )
-        costs.append(PassCost(num_sequences, num_rows, _fastest(runtime, built)))
-    return tuple(costs)
+    times: Times = {}
+    for number in range(MAX_ROUNDS):
+        for shape in shapes(runtime.num_slots) if number == 0 else list(times):
+            found = times.get(shape, [])
+            if number >= MIN_ROUNDS and sum(found) > ENOUGH_SECONDS:
+                continue
+            if number == 0 and _is_too_large(shape, times, runtime.max_rows):
+                continue
+            built = _batch(runtime, artifact, min_rows, shape, ids)
+            began = time.perf_counter()
+            runtime.forward(built)[0:1]  # a row on the host is a finished pass
+            times[shape] = [*found, time.perf_counter() - began]
+    return times
 
 
-def _fastest(runtime: Runtime, built: batch.Batch) -> float:
-    """Of at least two: a runtime may prepare itself for a shape it sees first."""
-    times: list[float] = []
-    while len(times) < 2 or (len(times) < REPEATS and sum(times) < REPEAT_SECONDS):
-        began = time.perf_counter()
-        runtime.forward(built)[0:1]  # a row on the host is a finished pass
-        times.append(time.perf_counter() - began)
-    return min(times)
+def is_steady(times: Times) -> bool:
+    """Whether nothing else seems to have used the processors: most shapes took the same twice.
+
+    The first round does not count against them: a runtime prepares itself for a new shape.
+    """
+    twice = [sorted(found)[:2] for found in times.values()]
+    return statistics.median(second / first for first, second in twice) <= STEADY
+
+
+def _is_too_large(shape: tuple[int, int], times: Times, max_rows: int | None) -> bool:
+    num_rows = shape[1]
+    if max_rows is not None and num_rows > max_rows:
+        return True
+    return any(found[0] > LAST_SECONDS and rows <= num_rows for (_, rows), found in times.items())
+
+
+def _batch(
+    runtime: Runtime, artifact: Artifact, min_rows: int, shape: tuple[int, int], ids: list[int]
+) -> batch.Batch:
+    """Half a cache of context: attention pays for all places, used or not."""
+    num_sequences, num_rows = shape
+    each = num_rows // num_sequences
+    return batch.build(
+        [Share(i, _LENGTH // 2, ids[:each], each) for i in range(num_sequences)],
+        [0] * runtime.num_slots,
+        length=runtime.length,
+        min_rows=min_rows,
+        max_position=artifact.max_position_embeddings,
+    )
 
 
 def _machine() -> str:

@@ -8,13 +8,15 @@ drafters, text or Triton.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from specdec.artifact import FILE, Artifact
+from specdec.artifact import Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder import batch, tree
 from specdec.decoder.batch import Share
@@ -24,7 +26,7 @@ from specdec.decoder.probe import probe
 from specdec.decoder.runtimes import Logits, Runtime, load_runtime
 from specdec.errors import DecoderFailed
 from specdec.sampling import is_plain_greedy, likeliest, sample
-from specdec.types import DecoderInfo, Extend, Extended, ExtendResult, SamplingParams
+from specdec.types import DecoderInfo, Extend, Extended, ExtendResult, PassCost, SamplingParams
 
 MAX_CANDIDATES = 64  # of one row
 
@@ -49,17 +51,30 @@ class _Outputs:
 class CachedDecoder:
     """See `Decoder`. Between calls a slot's described content is always in the cache."""
 
-    def __init__(self, runtime: Runtime, info: DecoderInfo, artifact: Artifact) -> None:
-        """`info.min_rows` must be what the probe found on this runtime."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        info: DecoderInfo,
+        artifact: Artifact,
+        measure: Callable[[], tuple[PassCost, ...]] | None = None,
+    ) -> None:
+        """`info`: min_rows as the probe found them on this runtime, and no costs: `measure` finds
+        them, and may overwrite the cache's contents."""
         self._runtime = runtime
-        self._info = info
+        self.info = info
+        self._measure = measure
         self._num_input_ids = artifact.vocab_size
         self._max_position = artifact.max_position_embeddings
         self._cache = Cache(runtime, max_length=info.max_sequence_length)
         self._sequences: dict[int, _Sequence] = {}
 
     def describe(self) -> DecoderInfo:
-        return self._info
+        """See `Decoder`. Costs are measured by the first call, if no sequence was opened before
+        it, and not at load: models load side by side, and each would measure the others."""
+        measure, self._measure = self._measure, None
+        if measure is not None:
+            self.info = self.info._replace(costs=measure())
+        return self.info
 
     def reset(self) -> None:
         """See `Decoder`. What the cache holds stays for prefix reuse."""
@@ -71,12 +86,13 @@ class CachedDecoder:
         """See `Decoder`. Raises `DecoderFailed`: id in use, bad prompt, no free slot."""
         if sequence_id in self._sequences:
             raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
-        if not 1 <= len(prompt_ids) <= self._info.max_sequence_length:
+        if not 1 <= len(prompt_ids) <= self.info.max_sequence_length:
             raise DecoderFailed(
                 f"a prompt of {len(prompt_ids)} tokens: allowed are 1 to "
-                f"{self._info.max_sequence_length}"
+                f"{self.info.max_sequence_length}"
             )
         self._check_ids(prompt_ids)
+        self._measure = None
         slot = self._cache.open(np.asarray(prompt_ids, np.int32))
         self._sequences[sequence_id] = _Sequence(slot, sampling, len(prompt_ids))
         return slot.length
@@ -148,7 +164,7 @@ class CachedDecoder:
     def _forward(self, group: Seq[Share]) -> Logits:
         """One pass: logits [R, V]."""
         first, last = min(s.slot for s in group), max(s.slot for s in group) + 1
-        min_rows = self._info.min_rows
+        min_rows = self.info.min_rows
         self._cache.make_room(first, last, batch.num_places(group, min_rows))
         return self._runtime.forward(
             batch.build(
@@ -164,7 +180,7 @@ class CachedDecoder:
         self, logits: Logits, rows: slice, share: Share, sequence: _Sequence, output: _Outputs
     ) -> None:
         """Draw after each of the share's output tokens, whose logits are `rows` of [R, V]."""
-        num_tokens = self._info.vocab_size
+        num_tokens = self.info.vocab_size
         if is_plain_greedy(sequence.sampling):
             draws = self._runtime.most_likely(logits, rows, num_tokens)
             if draws is not None:
@@ -186,7 +202,7 @@ class CachedDecoder:
 
     def _add_candidates(self, logits: Logits, rows: slice, output: _Outputs) -> None:
         """Note the likeliest ids of `rows`, which are finite: they were sampled."""
-        count, num_tokens = output.num_candidates, self._info.vocab_size
+        count, num_tokens = output.num_candidates, self.info.vocab_size
         if not count:
             return
         found = self._runtime.likeliest(logits, rows, num_tokens, count)
@@ -214,15 +230,15 @@ class CachedDecoder:
                 raise DecoderFailed(f"{name}: {steps} draft steps after {call.num_outputs} outputs")
             if call.parents:
                 self._check_tree(name, call)
-            if not 0 <= call.num_candidates <= (most := min(MAX_CANDIDATES, self._info.vocab_size)):
+            if not 0 <= call.num_candidates <= (most := min(MAX_CANDIDATES, self.info.vocab_size)):
                 raise DecoderFailed(
                     f"{name}: {call.num_candidates} candidates: allowed are 0 to {most}"
                 )
             num_kept = num_tokens - len(call.parents) + tree.max_depth(call.parents)
             end = call.start + num_kept + steps
-            if end > self._info.max_sequence_length:
+            if end > self.info.max_sequence_length:
                 raise DecoderFailed(
-                    f"{name} would hold {end} tokens: allowed are {self._info.max_sequence_length}"
+                    f"{name} would hold {end} tokens: allowed are {self.info.max_sequence_length}"
                 )
             self._check_ids(call.token_ids)
 
@@ -256,10 +272,11 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
         artifact, directory, num_slots=config.max_sequences, num_threads=config.threads
     )
     finding = probe(runtime, artifact)
-    costs = load_or_measure(
+    measure = partial(
+        load_or_measure,
         runtime,
         artifact,
-        (directory / FILE).resolve().parent,  # a served repository may link to the artifact
+        directory,
         min_rows=finding.min_rows,
         num_threads=config.threads,
     )
@@ -270,9 +287,8 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
         exactness=finding.exactness,
         min_rows=finding.min_rows,
         precision=artifact.precision,
-        costs=costs,
     )
-    return CachedDecoder(runtime, info, artifact)
+    return CachedDecoder(runtime, info, artifact, measure)
 
 
 def _max_sequence_length(config: DecoderConfig, artifact: Artifact, runtime: Runtime) -> int:
