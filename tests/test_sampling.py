@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from specdec.errors import DecoderFailed
 from specdec.sampling import bits, gumbel, likeliest, sample
-from specdec.speculation.acceptance import accept_chain
-from specdec.types import SamplingParams
+from specdec.speculation.acceptance import accept
+from specdec.types import Proposal, SamplingParams
 
 VOCAB = 49_152
 RNG = np.random.default_rng
@@ -299,6 +299,10 @@ def target_probs(table, context: Context, penalized: Context | None = None) -> l
 Emit = Callable[[Context, Context], list[tuple[Context, bool]]]
 
 
+def accept_chain(drafts: Context, samples: Context) -> int:
+    return accept(Proposal(drafts), samples).num_accepted
+
+
 def emit_samples(drafts: Context, samples: Context) -> list[tuple[Context, bool]]:
     return [(samples[: accept_chain(drafts, samples) + 1], False)]
 
@@ -420,6 +424,31 @@ def test_texts_over_seeds_have_the_target_law(same_noise, stale, right):
     )
     law = plain_law(1, 2)
     assert (chi_square(counts, law, total) < critical(len(law) - 1)) is right
+
+
+def coupled_acceptance(target_probs, draft_probs) -> float:
+    """P(two Gumbel-max draws with the same noise agree).
+
+    Token i wins both draws iff noise_j - noise_i <= min(log p_i / p_j, log q_i / q_j) for all j.
+    """
+    pairs = list(zip(target_probs, draft_probs, strict=True))
+    return sum(1 / sum(max(pj / pi, qj / qi) for pj, qj in pairs) for pi, qi in pairs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_that_samples_with_the_same_noise_agrees_as_often_as_documented(seed):
+    """More often than an independent draw would, and at least sum(min) / sum(max)."""
+    logits = RNG(seed).normal(0, 1.5, (2, 8)).astype(np.float32)
+    p, q = (np.exp(row) / np.exp(row).sum() for row in logits.astype(np.float64))
+    exact, total = coupled_acceptance(p, q), 4000
+    assert exact >= np.minimum(p, q).sum() / np.maximum(p, q).sum() - 1e-12
+    assert exact > (p @ q) * 1.2
+    sampling = SamplingParams(temperature=1.0, seed=seed)
+    agreed = sum(
+        draw(logits[0], sampling, position=i)[0] == draw(logits[1], sampling, position=i)[0]
+        for i in range(total)
+    )
+    assert abs(agreed - total * exact) < 4 * math.sqrt(total * exact * (1 - exact))
 
 
 # --- single rules --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 
 from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidRequest
+from specdec.speculation.contract import INPUTS, NUMPY_TYPES
 from support.requests import LIMITS, column, parse_inputs
 from support.text import tiny_tokenizer
 
@@ -232,6 +233,35 @@ def test_a_stream_never_starts_with_the_prompt():
 def test_pad_id_is_kept_for_filling_up():
     assert parse_inputs(pad_id=50256).options.pad_id == 50256
     assert parse_inputs().options.pad_id == -1
+
+
+# ---- nothing is lost -------------------------------------------------------------------------
+
+VALUES = {"STRING": b"json", "BOOL": True}  # of other types: 3, and 0.5
+
+
+def asking(field):
+    """The input with a value that is no default."""
+    value = VALUES.get(field.datatype, 0.5 if field.datatype.startswith("FP") else 3)
+    value = False if field.name == "exclude_input_in_output" else value
+    shape = (1, *(max(dim, 1) for dim in field.dims))
+    return np.full(shape, value, NUMPY_TYPES[field.datatype])
+
+
+# The finish reason is always returned.
+@pytest.mark.parametrize("field", [f for f in INPUTS if f.name != "return_finish_reason"])
+def test_every_declared_input_changes_the_request_or_is_refused(field):
+    if field.name == "random_seed":
+        assert one(random_seed=3).sampling.seed == 3
+        return
+    without = parse_inputs(seed=1)
+    assert parse_inputs(seed=1) == without
+    try:
+        found = parse_inputs(**{"seed": 1, field.name: asking(field)})
+    except InvalidRequest as error:
+        assert field.name in str(error)  # noqa: PT017  (not all are refused)
+    else:
+        assert found != without
 
 
 # ---- what real clients send ------------------------------------------------------------------
