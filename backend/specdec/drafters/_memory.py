@@ -42,11 +42,12 @@ class Memory:
     def recall(self, before: int, last: int) -> tuple[bool, list[int]]:
         """Whether the pair is known, and what follows it, or else the last token; likeliest
         first."""
-        for is_pair, key in ((True, _key(before, last)), (False, _key(_ABSENT, last))):
+        single = _key(_ABSENT, last)
+        for key in (_key(before, last), single):
             place = self._place(key)
             if self._keys[place] == key:
                 row: list[int] = self._next[place].tolist()
-                return is_pair, [t for t in row if t != _ABSENT]
+                return key != single, [t for t in row if t != _ABSENT]
         return False, []
 
     def _place(self, key: int) -> int:

@@ -61,7 +61,7 @@ class RecycleDrafter(Drafter):
 
 def last_two(view: DraftView) -> tuple[int, int]:
     """Of text and carry; -1 before the first."""
-    tail = (-1, *view.token_ids[-2:], *view.carry[-2:])
+    tail = (-1, -1, *view.token_ids[-2:], *view.carry[-2:])
     return tail[-2], tail[-1]
 
 
