@@ -98,7 +98,7 @@ def chat_of(text: str, system: str | None) -> list[dict[str, str]]:
 def to_json(completion: Completion) -> str:
     found = asdict(completion)
     stats = completion.stats
-    for name in ("acceptance_rate", "acceptance_length", "tokens_per_second"):
+    for name in ("acceptance_rate", "tokens_per_pass", "tokens_per_second"):
         found["stats"][name] = round(getattr(stats, name), 4)
     return json.dumps(found, ensure_ascii=False)
 
@@ -140,7 +140,7 @@ def summary(stats: Stats) -> str:
         f"{stats.num_output_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"TTFT {stats.ttft_seconds * 1000:.0f} ms",
-        f"acceptance length {stats.acceptance_length:.2f}",
+        f"{stats.tokens_per_pass:.2f} tokens per pass",
     ]
     if stats.num_draft_tokens:
         share = f"{stats.num_accepted_tokens}/{stats.num_draft_tokens}"

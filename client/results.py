@@ -23,8 +23,11 @@ class Stats:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
-    def acceptance_length(self) -> float:
-        """Output tokens per target pass, the pass's own token included; 1 without speculation."""
+    def tokens_per_pass(self) -> float:
+        """Output tokens per target pass, the pass's own token included; 1 without speculation.
+
+        Not the acceptance length, which leaves out passes without drafts: 1 + accepted / drafts.
+        """
         return self.num_output_tokens / self.num_target_passes if self.num_target_passes else 0.0
 
     @property

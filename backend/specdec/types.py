@@ -52,7 +52,8 @@ class Request:
 class SpeculationStats:
     """Counts of one sequence, or of the server; rates are derived, never stored.
 
-    acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts.
+    acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts;
+    tokens per pass = output tokens / steps (steps without a draft pull it towards 1).
     """
 
     num_steps: int = 0  # target passes that emitted tokens
@@ -65,11 +66,6 @@ class SpeculationStats:
     @property
     def acceptance_rate(self) -> float:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    @property
-    def acceptance_length(self) -> float:
-        return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
-
 
 class Proposal(NamedTuple):
     """Draft tokens for one sequence in one step; empty means plain decoding.

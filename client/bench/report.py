@@ -25,7 +25,7 @@ from specdec.client.bench.stats import (
     total_work,
 )
 
-WIDTH = 110
+WIDTH = 118
 ALL = "all"
 _STYLES = {True: "bold green", False: "bold red"}
 
@@ -61,7 +61,14 @@ def single_table(results: Results) -> Group:
     table = _table(
         "One request at a time",
         ["category", "variant"],
-        ["TTFT\nms", "TPOT\nms", "tokens\nper s", "accept.\nrate %", "accept.\nlength"],
+        [
+            "TTFT\nms",
+            "TPOT\nms",
+            "tokens\nper s",
+            "accept.\nrate %",
+            "accept.\nlength",
+            "tokens\n/ pass",
+        ],
         ["speed-up", "95 %\ninterval", "decode\nonly", "median\nprompt"],
     )
     for category, records in by_category(results.records).items():
@@ -79,13 +86,14 @@ def single_table(results: Results) -> Group:
                 *(ms(s.ttft_seconds, 0), ms(s.tpot_seconds), number(s.tokens_per_second, 1)),
                 number(100 * s.acceptance_rate, 1),
                 number(s.acceptance_length, 2),
+                number(s.tokens_per_pass, 2),
                 *_gain_cells(gain, is_baseline=variant.is_plain),
             )
             label = ""
     caption = (
         "speed-up: all tokens by all time, prefill included, over K=0; interval: bootstrap "
-        "over prompts;\ndecode only: without the time to the first token; acceptance length: tokens"
-        " per target pass; TTFT: median"
+        "over prompts;\ndecode only: without the time to the first token; acceptance length: "
+        "1 + accepted / drafts; TTFT: median"
     )
     return Group(table, Text(caption, style="dim"))
 

@@ -40,7 +40,8 @@ class Summary(NamedTuple):
     tpot_seconds: float  # time after the first token / tokens after it
     tokens_per_second: float  # all tokens / all time, prefill included
     acceptance_rate: float  # accepted / drafted
-    acceptance_length: float  # output tokens per target pass
+    acceptance_length: float  # 1 + accepted / drafts, which the server counted
+    tokens_per_pass: float  # output tokens / target passes, with and without drafts
 
 
 def summarize(records: Sequence[Record]) -> Summary:
@@ -57,8 +58,16 @@ def summarize(records: Sequence[Record]) -> Summary:
         acceptance_rate=ratio(
             sum(r.num_accepted_tokens for r in records), sum(r.num_draft_tokens for r in records)
         ),
-        acceptance_length=ratio(tokens, sum(r.num_target_passes for r in records)),
+        acceptance_length=_acceptance_length(records),
+        tokens_per_pass=ratio(tokens, sum(r.num_target_passes for r in records)),
     )
+
+
+def _acceptance_length(records: Sequence[Record]) -> float:
+    works = [r.work for r in records if r.work is not None]
+    if len(works) < len(records):
+        return math.nan
+    return 1 + ratio(sum(r.num_accepted_tokens for r in records), sum(w.num_drafts for w in works))
 
 
 class Speedup(NamedTuple):

@@ -33,7 +33,7 @@ def test_stream(service):
     assert [c.token_ids for c in chunks] == [(5,), (6, 7, 8)]
     assert chunks[0].finish_reason is None
     assert chunks[1].finish_reason == "length"
-    assert chunks[1].stats.acceptance_length == 2.0
+    assert chunks[1].stats.tokens_per_pass == 2.0
 
 
 def test_requests_run_at_once(service):

@@ -57,7 +57,7 @@ class TestGenerate:
         assert done.returncode == 0
         assert done.stdout == "Héllo, wörld\n"
         assert done.stderr.startswith("4 tokens · ")
-        for part in ("tokens/s", "TTFT", "acceptance length 2.00", "accepted 2/3 drafted (67%)"):
+        for part in ("tokens/s", "TTFT", "2.00 tokens per pass", "accepted 2/3 drafted (67%)"):
             assert part in done.stderr
         sent = service.calls[0].inputs
         assert json.loads(sent["messages"][0]) == [{"role": "user", "content": "Say hello"}]
@@ -90,7 +90,7 @@ class TestGenerate:
         assert found["logprobs"] == [-0.5, -0.25]
         assert found["finish_reason"] == "stop"
         assert found["stats"]["num_accepted_tokens"] == 1
-        assert found["stats"]["acceptance_length"] == 2.0
+        assert found["stats"]["tokens_per_pass"] == 2.0
         assert done.stderr == ""
 
     def test_highlight_colours_exactly_the_drafted_tokens(self, service):

@@ -35,7 +35,7 @@ def test_stream(connect):
     assert (stats.num_input_tokens, stats.num_output_tokens) == (3, 4)
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 2)
     assert stats.acceptance_rate == pytest.approx(2 / 3)
-    assert stats.acceptance_length == 2.0  # 4 tokens of 2 passes
+    assert stats.tokens_per_pass == 2.0  # 4 tokens of 2 passes
     assert 0 < stats.ttft_seconds <= stats.total_seconds
     assert stats.tokens_per_second == pytest.approx(4 / stats.total_seconds)
 

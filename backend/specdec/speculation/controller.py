@@ -25,7 +25,13 @@ from specdec.speculation.planner import Candidate, Planner, Step
 from specdec.speculation.rows import Offers
 from specdec.types import Proposal
 
-Reason = Literal["cap", "none", "acceptance", "cost", "load"]
+Reason = Literal[
+    "cap",  # all that was proposed is verified
+    "none",  # the drafter had nothing to propose
+    "acceptance",  # the rest is unlikely to be accepted
+    "cost",  # the rest does not pay for its rows
+    "load",  # the same in a batch of several: it fills the machine
+]
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
 MARGIN = 0.7

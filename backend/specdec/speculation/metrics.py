@@ -2,6 +2,7 @@
 
     acceptance rate    = spec_decode_num_accepted_tokens / spec_decode_num_draft_tokens
     acceptance length  = 1 + spec_decode_num_accepted_tokens / spec_decode_num_drafts
+    tokens per pass    = decode_tokens / (target passes of decoding sequences, drafted or not)
     draft overhead     = draft_seconds / step_seconds
     orchestration      = step_seconds - draft_seconds - verify_seconds
     measured gain      = plain_decode_seconds / decode_seconds   (over steps without prompts)
@@ -56,13 +57,6 @@ HISTOGRAMS = {
     "time_per_output_token_seconds": ("Mean time of a sequence's later tokens", PER_TOKEN),
 }
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
-REASONS = {
-    "cap": "all that was proposed was verified",
-    "none": "the drafter had nothing to propose",
-    "acceptance": "the rest was unlikely to be accepted",
-    "cost": "the rest did not pay for its rows",
-    "load": "the batch fills the machine",
-}
 REASON = "spec_decode_decisions_total"
 STATE_SECONDS = 2.0  # between two looks at what the controller knows
 

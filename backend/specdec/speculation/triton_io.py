@@ -16,18 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import triton_python_backend_utils as pb_utils
 
 from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
+from specdec.speculation.controller import Reason
 from specdec.speculation.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
     PER_POSITION,
     REASON,
-    REASONS,
     Metrics,
 )
 from specdec.speculation.responses import Response
@@ -249,7 +249,8 @@ class MetricsPublisher:
         ]
         decisions = self._family(REASON, "Draft lengths decided, by reason", kinds.COUNTER)
         self._reasons = {
-            reason: decisions.Metric(labels={**labels, "reason": reason}) for reason in REASONS
+            reason: decisions.Metric(labels={**labels, "reason": reason})
+            for reason in get_args(Reason)
         }
         self._labels = labels
         self._state_families = {

@@ -28,14 +28,26 @@ def test_summary_divides_sums():
     assert found.tpot_seconds == pytest.approx(2.5 / 9)
     assert found.tokens_per_second == pytest.approx(11 / 6.5)
     assert found.acceptance_rate == pytest.approx(0.4)
-    assert found.acceptance_length == pytest.approx(11 / 7)
+    assert found.tokens_per_pass == pytest.approx(11 / 7)
+    assert math.isnan(found.acceptance_length), "nobody counted the drafts"
 
 
 def test_no_later_token_and_no_draft_is_nan_not_zero():
     found = summarize([record(chunks=(1,))])
     assert math.isnan(found.tpot_seconds)
     assert math.isnan(found.acceptance_rate)
-    assert found.acceptance_length == 1.0
+    assert found.tokens_per_pass == 1.0
+
+
+def test_acceptance_length_counts_only_passes_with_drafts():
+    found = summarize(
+        [
+            record(chunks=(1, 1, 3, 2), drafted=6, accepted=3, work=Work(num_drafts=2)),
+            record(chunks=(1, 1), work=Work()),
+        ]
+    )
+    assert found.acceptance_length == 2.5
+    assert found.tokens_per_pass == 9 / 6
 
 
 def test_speedup_by_total_time_by_decode_and_by_prompt():
