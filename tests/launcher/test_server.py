@@ -107,12 +107,17 @@ def test_stop_while_loading(make_server):
     assert not is_running(pid)
 
 
-def test_a_dead_model_process_ends_the_wait(make_server):
-    with make_server("ready") as server:
+def test_a_dead_model_process_ends_the_wait_and_the_server_at_once(make_server):
+    with make_server("stubborn") as server:
         server.wait_ready(timeout=20)
+        pid = server.pid
         os.kill(child_of(server), signal.SIGKILL)
         with pytest.raises(ServerFailed, match="a model process died"):
             server.wait()
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 1, "Triton waits for the dead model"
+    assert not is_running(pid)
+    assert regions_of(pid) == []
 
 
 def test_a_server_that_ends_by_itself_ends_the_wait(make_server, tmp_path, monkeypatch):

@@ -260,6 +260,17 @@ def test_cancel_frees_the_slot_in_one_step():
     assert stays.token_ids == reference_text([6], 30, hash_text)
 
 
+def test_prompts_of_a_failed_request_are_dropped_but_nobody_cancelled_them():
+    harness = Harness(max_running=2)
+    running, gone = harness.submit([5], 10), harness.submit([6], 10)
+    waiting = harness.submit([7], 10)
+    harness.step()
+    running.closed = waiting.closed = gone.cancelled = True
+    harness.run()
+    assert harness.target.num_opened == 2
+    assert harness.metrics.take().counters["requests_cancelled_total"] == 1
+
+
 def test_cancel_while_waiting():
     harness = Harness(max_running=1)
     harness.submit([5], 10)

@@ -202,6 +202,7 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.closed = False
         self.chunks: list[Chunk] = []
         self.error: SpecdecError | None = None
         self.num_endings = 0

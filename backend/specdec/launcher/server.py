@@ -157,6 +157,8 @@ class TritonServer:
             if self._process.poll() is not None:
                 raise ServerFailed(self._failure("the server ended unexpectedly"))
             if self._model_processes - self._group_members():
+                # Triton would wait for it at its own exit, as long as its timeout allows.
+                self._stop.hurry = True
                 raise ServerFailed(self._failure("a model process died"))
 
     def stop(self) -> None:

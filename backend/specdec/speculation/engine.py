@@ -79,7 +79,7 @@ class Engine:
     def step(self) -> None:
         """One round over everything that is running."""
         started = time.perf_counter()
-        self._drop_cancelled()
+        self._drop_unwanted()
         self._admit()
         decoding = self.scheduler.decoding()
         chunks = self.scheduler.chunks(is_busy=bool(decoding))
@@ -104,12 +104,12 @@ class Engine:
                 self._changed.wait()
             return not self._stopping
 
-    def _drop_cancelled(self) -> None:
+    def _drop_unwanted(self) -> None:
         with self._changed:
-            gone = self.scheduler.drop_cancelled()
-        gone += [s for s in self.scheduler.running if s.sink.cancelled]
+            gone = self.scheduler.drop_unwanted()
+        gone += [s for s in self.scheduler.running if s.is_unwanted]
         if gone:
-            self._metrics.cancelled(len(gone))
+            self._metrics.cancelled(sum(s.sink.cancelled for s in gone))
             self._fail(gone, Cancelled("the request was cancelled"))
 
     def _admit(self) -> None:

@@ -45,9 +45,9 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
 
-    def drop_cancelled(self) -> list[Sequence]:
-        """Take cancelled sequences out of the waiting line."""
-        gone = [s for s in self.waiting if s.sink.cancelled]
+    def drop_unwanted(self) -> list[Sequence]:
+        """Take sequences that nobody waits for any more out of the waiting line."""
+        gone = [s for s in self.waiting if s.is_unwanted]
         for sequence in gone:
             self.waiting.remove(sequence)
         return gone

@@ -19,7 +19,14 @@ class Sink(Protocol):
     `chunk` with a finish reason, or `fail`."""
 
     @property
-    def cancelled(self) -> bool: ...
+    def cancelled(self) -> bool:
+        """The client went away."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """The request has ended: another of its prompts failed."""
+        ...
 
     def chunk(self, sequence: Sequence, chunk: Chunk) -> None: ...
 
@@ -57,6 +64,10 @@ class Sequence:
         self.num_undrafted = len(self.token_ids)
         if not self.max_draft_tokens:
             self.drafter = None  # asked for: no drafter hears of this sequence
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self.sink.cancelled or self.sink.closed
 
     @property
     def num_output_tokens(self) -> int:

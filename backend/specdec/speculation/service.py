@@ -62,7 +62,11 @@ class RequestSinks:
 
     @property
     def cancelled(self) -> bool:
-        return self._failed or self._client.cancelled
+        return self._client.cancelled
+
+    @property
+    def closed(self) -> bool:
+        return self._failed
 
     def chunk(self, index: int, sequence: Sequence, chunk: Chunk) -> None:
         if self._failed:
@@ -89,6 +93,10 @@ class PromptSink:
     @property
     def cancelled(self) -> bool:
         return self._sinks.cancelled
+
+    @property
+    def closed(self) -> bool:
+        return self._sinks.closed
 
     def chunk(self, sequence: Sequence, chunk: Chunk) -> None:
         self._sinks.chunk(self._index, sequence, chunk)
