@@ -230,12 +230,12 @@ class CachedDecoder:
                 raise DecoderFailed(f"{name}: {steps} draft steps after {call.num_outputs} outputs")
             if call.parents:
                 self._check_tree(name, call)
-            if not 0 <= call.num_candidates <= (most := min(MAX_CANDIDATES, self.info.vocab_size)):
+            most = min(MAX_CANDIDATES, self.info.vocab_size)
+            if not 0 <= call.num_candidates <= most:
                 raise DecoderFailed(
                     f"{name}: {call.num_candidates} candidates: allowed are 0 to {most}"
                 )
-            num_kept = num_tokens - len(call.parents) + tree.max_depth(call.parents)
-            end = call.start + num_kept + steps
+            end = call.start + num_tokens + steps - len(call.parents) + tree.max_depth(call.parents)
             if end > self.info.max_sequence_length:
                 raise DecoderFailed(
                     f"{name} would hold {end} tokens: allowed are {self.info.max_sequence_length}"
