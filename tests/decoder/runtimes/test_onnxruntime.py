@@ -12,7 +12,7 @@ import pytest
 
 from specdec.artifact import FILE, GRAPH, Artifact
 from specdec.decoder.batch import Share, build
-from specdec.decoder.runtimes import load_runtime
+from specdec.decoder.runtimes import load_runtime, onnxruntime
 from specdec.errors import DecoderFailed, InvalidArtifact
 
 
@@ -40,6 +40,15 @@ def test_every_slot_is_its_own_memory(runtime):
         assert np.array_equal(run(runtime, Share(slot, 0, TEXT, 6)), reference)
     for slot in range(4):
         assert np.array_equal(run(runtime, Share(slot, 4, TEXT[4:], 2)), reference[4:])
+
+
+def test_bindings_of_slot_ranges_do_not_pile_up(runtime, monkeypatch):
+    """Each keeps the inputs of its last pass alive, and there are n (n + 1) / 2 ranges."""
+    monkeypatch.setattr(onnxruntime, "MAX_BINDINGS", 2)
+    reference = run(runtime, Share(0, 0, TEXT, 6))
+    for slot in (0, 1, 0, 2, 0, 3):
+        assert np.array_equal(run(runtime, Share(slot, 0, TEXT, 6)), reference)
+    assert list(runtime._bindings) == [(0, 1), (3, 4)]  # the latest
 
 
 def test_a_pass_writes_only_the_new_positions(runtime):

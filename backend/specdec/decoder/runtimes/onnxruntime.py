@@ -23,6 +23,7 @@ from specdec.errors import DecoderFailed, InvalidArtifact
 Array = np.ndarray[Any, Any]
 
 FIRST_LENGTH = 256  # cache positions before anything needs more
+MAX_BINDINGS = 16
 _ALIGNMENT = 64  # bytes; a cache line, and what ONNX Runtime gives its own tensors
 
 
@@ -49,7 +50,7 @@ class OnnxRuntime:
         self._caches = {name: self._new_cache(FIRST_LENGTH) for name in names}
         self._logits = _aligned((1, artifact.vocab_size))
         # (first, last) -> binding of those slots' memory: 2 x 2 x layers calls that only change
-        # with `resize`.
+        # with `resize`. Each keeps the other inputs of its last pass alive, so few stay.
         self._bindings: dict[tuple[int, int], Any] = {}
 
     def _new_cache(self, length: int) -> Array:
@@ -83,7 +84,7 @@ class OnnxRuntime:
         return self._logits[:num_rows]
 
     def _binding(self, first: int, last: int) -> Any:
-        binding = self._bindings.get((first, last))
+        binding = self._bindings.pop((first, last), None)
         if binding is None:
             binding = self._session.io_binding()
             for name, cache in self._caches.items():
@@ -91,7 +92,9 @@ class OnnxRuntime:
                 memory = ("cpu", 0, np.float32, list(part.shape), part.ctypes.data)
                 binding.bind_input(f"past_{name}", *memory)
                 binding.bind_output(f"present_{name}", *memory)
-            self._bindings[first, last] = binding
+            if len(self._bindings) == MAX_BINDINGS:
+                del self._bindings[next(iter(self._bindings))]
+        self._bindings[first, last] = binding
         return binding
 
     def resize(self, length: int, kept: Seq[int]) -> None:
