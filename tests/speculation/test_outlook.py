@@ -164,3 +164,105 @@ def test_a_sequence_that_ended_is_forgotten_and_the_server_remembers():
     outlook.end(2)
     outlook.end(12345)
     assert first(outlook, 2) > before + 0.3
+
+
+#   root - 0 - 1 - 2      omens 1 1 2
+#        \   \ 4          omen 5
+#         3 - 5           omens 4 1
+TREE = Proposal((10, 11, 12, 13, 14, 15), (1, 1, 2, 4, 5, 1), (-1, 0, 1, -1, 0, 3))
+KINDS = (1, 2, 4, 5)
+
+
+def taught_by_omen(rates, num_steps=150, sequence_id=0):
+    """Draft tokens of an omen hold at their rate, whatever their depth."""
+    outlook, rng = Outlook(), random.Random(0)
+    for _ in range(num_steps):
+        for omen, rate in rates.items():
+            outlook.observe(sequence_id, chain(omen=omen), outputs(rng, rate))
+    return outlook
+
+
+def test_a_trees_survival_is_the_product_along_each_path():
+    outlook = taught_by_omen({1: 0.9, 2: 0.6, 4: 0.3, 5: 0.1})
+    odds = outlook.judge(0)
+    a, b, c = odds(1, 0), odds(1, 1), odds(2, 2)
+    expected = [a, a * b, a * b * c, odds(4, 0), a * odds(5, 1), odds(4, 0) * odds(1, 1)]
+    assert outlook.survival([0], [TREE])[0].tolist() == pytest.approx(expected)
+    assert expected == sorted({*expected}, key=expected.index)  # all differ
+
+
+def test_a_batch_of_trees_and_chains_is_each_alone():
+    outlook = taught_by_omen({1: 0.9, 2: 0.6, 4: 0.3, 5: 0.1})
+    batch = [TREE, chain((1, 2, 3), 2), Proposal(), TREE.first(2), chain((1,) * 8, 4)]
+    together = outlook.survival([0, 0, 0, 0, 99], batch)
+    assert together.shape == (5, 8)
+    for row, proposal, sequence_id in zip(together, batch, [0, 0, 0, 0, 99], strict=True):
+        size = len(proposal.token_ids)
+        alone = outlook.survival([sequence_id], [proposal])[0]
+        assert row[:size].tolist() == pytest.approx(alone.tolist())
+        assert not row[size:].any()
+
+
+@pytest.mark.parametrize("sequence_id", [0, 99])
+def test_a_drafter_is_told_the_odds_that_survival_multiplies(sequence_id):
+    outlook = taught_by_omen({1: 0.9, 2: 0.6, 4: 0.3, 5: 0.1})
+    odds = outlook.judge(sequence_id)
+    for omen in (*KINDS, 77):  # 77 was never seen
+        survival = outlook.survival([sequence_id], [chain((1,) * 12, omen)])[0]
+        conditional = survival / np.array([1.0, *survival[:-1]])
+        found = [odds(omen, depth) for depth in range(12)]
+        assert found == pytest.approx(conditional.tolist())
+
+
+def test_a_judge_knows_what_the_step_before_showed():
+    outlook = Outlook()
+    before = outlook.judge(0)(3, 0)
+    for _ in range(3):
+        outlook.observe(0, Proposal((1,), (3,)), (1,))
+    assert outlook.judge(0)(3, 0) > before + 0.1
+
+
+def test_siblings_are_learned_apart():
+    """Of two tokens at one place the first holds in 60 of 100 steps, the second in 30."""
+    outlook, rng = Outlook(), random.Random(0)
+    pair = Proposal((1, 2), (1, 2), (-1, -1))
+    for _ in range(400):
+        draw = rng.random()
+        outlook.observe(0, pair, (1 if draw < 0.6 else 2 if draw < 0.9 else 3,))
+    assert outlook.survival([0], [pair])[0].tolist() == pytest.approx([0.6, 0.3], abs=0.1)
+
+
+def test_a_branch_is_judged_only_where_the_text_went_its_way():
+    outlook = Outlook()
+    outlook.observe(0, TREE, (13, 99, 5))  # 13 holds, 15 behind it does not; 10 does not
+    assert outlook.levels().keys() == {(1, 0), (4, 0), (1, 1)}
+    odds = outlook.judge(0)
+    assert odds(4, 0) > 0.5 > odds(1, 0)
+
+
+@pytest.mark.parametrize("first_odds", [0.05, 0.2, 0.8, 0.95])
+def test_a_server_starts_from_the_first_odds(first_odds):
+    """Any rate is still possible, so that the odds lie between those and a half."""
+    odds = Outlook({7: first_odds}).judge(0)
+    assert min(first_odds, 0.5) < odds(7, 0) < max(first_odds, 0.5)
+    assert abs(odds(7, 0) - 0.5) > 0.5 * abs(first_odds - 0.5)
+    assert odds(8, 0) == pytest.approx(0.5)  # there are none for it
+
+
+def test_first_odds_are_kept_in_order():
+    rates = (0.05, 0.1, 0.3, 0.5, 0.6, 0.9)
+    odds = Outlook(dict(enumerate(rates))).judge(0)
+    found = [odds(omen, 0) for omen in range(len(rates))]
+    assert found == sorted({*found})
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_first_odds_are_forgotten_with_evidence(rate):
+    found = []
+    for first_odds in (0.05, 0.95):
+        outlook, rng = Outlook({1: first_odds}), random.Random(0)
+        for _ in range(150):
+            outlook.observe(0, chain(omen=1), outputs(rng, rate))
+        found.append(first(outlook, omen=1))
+    assert found[0] == pytest.approx(found[1], abs=0.03)
+    assert found[0] == pytest.approx(rate, abs=0.1)
