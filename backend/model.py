@@ -12,21 +12,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from specdec import wire
+from specdec import frame, wire
 from specdec.config import DecoderConfig, from_parameters
 from specdec.decoder.decoder import load_decoder
 from specdec.errors import SpecdecError
-
-_TYPES = {
-    np.object_: "TYPE_STRING",
-    np.int32: "TYPE_INT32",
-    np.int64: "TYPE_INT64",
-    np.float32: "TYPE_FP32",
-    np.float64: "TYPE_FP64",
-}
 
 
 class TritonPythonModel:
@@ -34,13 +25,10 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Declare the wire protocol's tensors, so that no config.pbtxt repeats them."""
+        """Declare the one tensor each way, so that no config.pbtxt does."""
         config.set_max_batch_size(0)
-        for name, kind in wire.INPUTS.items():
-            tensor = {"name": name, "data_type": _TYPES[kind], "dims": [-1]}
-            config.add_input({**tensor, "optional": name != "operation"})
-        for name, kind in wire.OUTPUTS.items():
-            config.add_output({"name": name, "data_type": _TYPES[kind], "dims": [-1]})
+        config.add_input({"name": frame.INPUT, "data_type": "TYPE_UINT8", "dims": [-1]})
+        config.add_output({"name": frame.OUTPUT, "data_type": "TYPE_UINT8", "dims": [-1]})
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -66,10 +54,10 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            results = wire.serve(self._decoder, arrays)
-            tensors = [pb_utils.Tensor(name, array) for name, array in results.items()]
-            return pb_utils.InferenceResponse(output_tensors=tensors)
+            (call,) = request.inputs()
+            results = wire.serve(self._decoder, frame.unpack(call.as_numpy(), wire.INPUTS))
+            tensor = pb_utils.Tensor(frame.OUTPUT, frame.pack(results, wire.OUTPUTS))
+            return pb_utils.InferenceResponse(output_tensors=[tensor])
         except SpecdecError as error:
             message = str(error)
         except Exception:  # the caller gets no traceback, the operator does

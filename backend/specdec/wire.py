@@ -1,7 +1,7 @@
 """Decoder calls as named arrays, and back: what crosses the process boundary.
 
 Only token ids and a few floats travel, never logits or keys and values (a 4 MB hop costs 4 ms, a
-64 KB hop 0.4 ms). Pure numpy; the Triton glue of either room only turns arrays into tensors.
+64 KB hop 0.4 ms). Pure numpy; the Triton glue of either room sends them as one `frame`.
 
 operation  inputs                                     outputs
 describe   -                                          info [1] JSON
@@ -42,7 +42,7 @@ from specdec.types import (
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-# Name -> numpy type of every tensor a decoder model declares; all have dims [-1] and are optional.
+# Name -> numpy type; all are [n], and a call has those of its operation.
 INPUTS: Mapping[str, Any] = {
     "operation": np.object_,
     "sequence_ids": np.int64,
@@ -64,7 +64,7 @@ OUTPUTS: Mapping[str, Any] = {
     "candidate_ids": np.int32,
     "compute_seconds": np.float64,
 }
-# Operation -> the outputs it fills; a call asks for these only. `extend` has candidate_ids too if
+# Operation -> the outputs it fills. `extend` has candidate_ids too if
 # the call has num_candidates.
 RESULTS: Mapping[str, tuple[str, ...]] = {
     "describe": ("info",),

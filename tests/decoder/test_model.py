@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec import wire
+from specdec import frame, wire
 from specdec.config import DecoderConfig
 from specdec.decoder.decoder import load_decoder
 from specdec.errors import DecoderFailed
@@ -43,7 +43,7 @@ class Request:
         self._arrays = arrays
 
     def inputs(self):
-        return [Tensor(name, array) for name, array in self._arrays.items()]
+        return [Tensor(frame.INPUT, frame.pack(self._arrays, wire.INPUTS))]
 
 
 class Config:
@@ -90,18 +90,19 @@ def transport(model):
         (response,) = model.execute([Request(arrays)])
         if response.error is not None:
             raise DecoderFailed(response.error)
-        outputs = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors}
+        (tensor,) = response.output_tensors
+        assert tensor.name() == frame.OUTPUT
+        outputs = frame.unpack(tensor.as_numpy(), wire.OUTPUTS)
         return {name: outputs[name] for name in wanted}
 
     return call
 
 
-def test_declares_the_wire_protocol(glue):
+def test_declares_one_tensor_each_way(glue):
     config = glue.TritonPythonModel.auto_complete_config(Config())
     assert config.max_batch_size == 0
-    assert [t["name"] for t in config.inputs] == list(wire.INPUTS)
-    assert [t["name"] for t in config.outputs] == list(wire.OUTPUTS)
-    assert [t["name"] for t in config.inputs if not t["optional"]] == ["operation"]
+    assert [t["name"] for t in config.inputs] == [frame.INPUT]
+    assert [t["name"] for t in config.outputs] == [frame.OUTPUT]
     assert all(t["dims"] == [-1] for t in config.inputs + config.outputs)
 
 

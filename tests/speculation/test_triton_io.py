@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from specdec import frame, wire
 from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
 from specdec.speculation import metrics
 from support import fake_pb_utils as pb
@@ -184,45 +185,48 @@ def test_polls_do_not_pile_up(triton_io, outbox):
 
 # ---- calling a decoder -------------------------------------------------------------------
 
+NUM_CACHED = {"num_cached": np.array([1], np.int32)}
+
 
 def transport(triton_io, monkeypatch, answers):
     """A transport whose calls get `answers` in turn; returns it and the calls made."""
     calls = []
 
     def handler(inputs, wanted):
-        calls.append((inputs, wanted))
+        assert wanted == [frame.OUTPUT]
+        calls.append(frame.unpack(inputs[frame.INPUT], wire.INPUTS))
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, str):
             return pb.InferenceResponse(error=pb.TritonError(answer))
-        return pb.InferenceResponse([pb.Tensor(name, value) for name, value in answer.items()])
+        return pb.InferenceResponse([pb.Tensor(frame.OUTPUT, frame.pack(answer, wire.OUTPUTS))])
 
     monkeypatch.setattr(pb.InferenceRequest, "handler", staticmethod(handler))
     return triton_io.BlsTransport("draft"), calls
 
 
-def test_a_call_asks_for_what_it_wants(triton_io, monkeypatch):
-    call, calls = transport(triton_io, monkeypatch, [{"info": np.array([b"{}"])}])
-    found = call({"operation": np.array([b"describe"])}, ("info",))
-    assert found["info"].tolist() == [b"{}"]
-    ((inputs, wanted),) = calls
-    assert list(inputs) == ["operation"]
-    assert wanted == ["info"]
+def test_a_call_and_its_result_are_one_tensor_each(triton_io, monkeypatch):
+    call, calls = transport(triton_io, monkeypatch, [{"info": np.array([b"{}"], object)}])
+    found = call({"operation": np.array([b"describe"], object)}, ("info",))
+    assert {name: array.tolist() for name, array in found.items()} == {"info": [b"{}"]}
+    assert {name: array.tolist() for name, array in calls[0].items()} == {
+        "operation": [b"describe"]
+    }
 
 
 @pytest.mark.parametrize("fault", ["no slot", pb.TritonModelException("no slot")])
 def test_a_failed_call_names_the_model_and_may_be_repeated(triton_io, monkeypatch, fault):
-    call, calls = transport(triton_io, monkeypatch, [fault, {"n": np.array([1])}])
+    call, calls = transport(triton_io, monkeypatch, [fault, NUM_CACHED])
     with pytest.raises(DecoderFailed, match=r"^model draft: no slot$"):
         call({}, ())
-    assert call({}, ("n",))["n"][0] == 1
+    assert call({}, ("num_cached",))["num_cached"][0] == 1
     assert len(calls) == 2
 
 
 def test_a_dead_model_is_asked_only_now_and_then(triton_io, monkeypatch):
     dead = "Stub process 'draft_0_0' is not healthy."
-    call, calls = transport(triton_io, monkeypatch, [dead, dead, {"n": np.array([1])}])
+    call, calls = transport(triton_io, monkeypatch, [dead, dead, NUM_CACHED])
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(triton_io.time, "monotonic", lambda: clock.now)
     for _ in range(5):
@@ -234,7 +238,7 @@ def test_a_dead_model_is_asked_only_now_and_then(triton_io, monkeypatch):
         call({}, ())
     assert len(calls) == 2
     clock.now += triton_io.DEAD_SECONDS + 1  # an operator has reloaded it
-    assert call({}, ("n",))["n"][0] == 1
+    assert call({}, ("num_cached",))["num_cached"][0] == 1
 
 
 # ---- metrics -----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 import triton_python_backend_utils as pb_utils
 
+from specdec import frame
 from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
 from specdec.speculation.controller import Reason
 from specdec.speculation.metrics import (
@@ -32,7 +33,7 @@ from specdec.speculation.metrics import (
 )
 from specdec.speculation.responses import Response
 from specdec.speculation.state import FAMILIES, State
-from specdec.wire import Arrays
+from specdec.wire import INPUTS, OUTPUTS, Arrays
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class BlsTransport:
             raise DecoderFailed(f"model {self._model_name}: its process died")
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
-            requested_output_names=list(wanted),
-            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+            requested_output_names=[frame.OUTPUT],
+            inputs=[pb_utils.Tensor(frame.INPUT, frame.pack(inputs, INPUTS))],
         )
         self._before_exec()
         try:
@@ -75,7 +76,9 @@ class BlsTransport:
             if DEAD in message:
                 self._dead_until = time.monotonic() + DEAD_SECONDS
             raise DecoderFailed(f"model {self._model_name}: {message}")
-        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        (result,) = response.output_tensors()
+        arrays = frame.unpack(result.as_numpy(), OUTPUTS)
+        return {name: arrays[name] for name in wanted}
 
 
 def read_request(request: Any) -> tuple[Arrays, dict[str, object]]:
