@@ -97,6 +97,14 @@ TimingCache = Annotated[
     Path | None,
     typer.Option("--timing-cache", help="TensorRT, not RTX: what it measured, for the next time."),
 ]
+FeaturesOption = Annotated[
+    str,
+    typer.Option(
+        "--features",
+        help="Layers whose inputs a trained head reads, such as 2,15,27 (the number of layers is "
+        "the final norm); auto: low, middle, high and last; none: no head.",
+    ),
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Compare the graph's logits with transformers'.")
 ]
@@ -111,6 +119,7 @@ def target(
     output: Output = Path("model_repository/target"),
     runtime: RuntimeOption = Runtime.onnxruntime,
     precision: PrecisionOption = None,
+    features: FeaturesOption = "auto",
     check: Check = False,
     force: Force = False,
     as_json: Json = False,
@@ -145,7 +154,7 @@ def draft(
     timing_cache: TimingCache = None,
 ) -> None:
     """Export a small model that proposes tokens; it must share the target's tokenizer."""
-    _run("draft", **locals())
+    _run("draft", features="none", **locals())
 
 
 def _run(role: str, *, as_json: bool, **options: Any) -> None:
@@ -176,6 +185,7 @@ def _export(
     output: Path,
     runtime: Runtime,
     precision: str | None,
+    features: str,
     check: bool,
     force: bool,
     **tensorrt: Any,
@@ -183,14 +193,25 @@ def _export(
     from rich.progress import Progress
 
     from specdec.export.exporter import export
+    from specdec.export.features import Features
     from specdec.export.sources import resolve
+
+    wanted = Features.parse(features)
 
     with Progress(*_columns(), console=console) as progress:
         form = _form(runtime, precision, check, tensorrt, progress)
         source = resolve(model, progress)
         _quiet_libraries()
         verify = partial(_verify, source, progress, form.get("precision")) if check else None
-        return export(source, output, progress=progress, force=force, verify=verify, **form)
+        return export(
+            source,
+            output,
+            progress=progress,
+            force=force,
+            verify=verify,
+            features=wanted,
+            **form,
+        )
 
 
 def _form(
@@ -263,6 +284,7 @@ def _summary(exported: Exported, seconds: float) -> dict[str, Any]:
         "precision": exported.artifact.precision,
         "architecture": exported.artifact.architecture,
         "weights_sha256": exported.artifact.weights_sha256,
+        "feature_layers": exported.artifact.feature_layers,
         "check": comparison._asdict() if comparison is not None else None,
         "seconds": round(seconds, 3),
     }

@@ -22,6 +22,7 @@ from specdec.errors import InvalidArtifact, InvalidRequest
 from specdec.export import architectures, tokenizer
 from specdec.export.check import Comparison
 from specdec.export.config_pbtxt import decoder_config
+from specdec.export.features import AUTO, Features
 from specdec.export.forms import Form, OnnxForm
 from specdec.export.graph import VERSION, GraphWriter
 from specdec.export.quantize import Precision
@@ -84,24 +85,26 @@ def export(
     force: bool = False,
     verify: Verify | None = None,
     compiler: Compiler | None = None,
+    features: Features = AUTO,
 ) -> Exported:
     """Export into `output`/1, and write `output`/config.pbtxt if there is none.
 
     Without a compiler the graph is ONNX Runtime's, at `precision`; a compiler brings its own.
 
-    An artifact there that was made from the same source, at the same precision, by the same
-    version of the exporter is kept unless `force`. `verify` sees a new artifact before it takes
-    its place: when it raises, what was there before stays.
+    An artifact there that was made from the same source, at the same precision, with the same
+    `features`, by the same version of the exporter is kept unless `force`. `verify` sees a new
+    artifact before it takes its place: when it raises, what was there before stays.
 
     Raises:
         UnsupportedModel, InvalidArtifact: about the source.
-        InvalidRequest: `output` cannot be written.
+        InvalidRequest: `output` cannot be written, or the model has no such features.
     """
     directory = output / VERSION_DIRECTORY
     form = OnnxForm(precision) if compiler is None else compiler.form
     provenance = {
         "specdec.source": source.identity,
         "specdec.precision": form.precision,
+        "specdec.features": str(features),
         "specdec.exporter": str(VERSION),
         **(compiler.provenance if compiler else {}),
     }
@@ -115,6 +118,7 @@ def export(
             source,
             partial,
             form=form,
+            features=features,
             compiler=compiler,
             provenance=provenance,
             progress=progress,
@@ -130,6 +134,7 @@ def _make(
     directory: Path,
     *,
     form: Form,
+    features: Features,
     compiler: Compiler | None,
     provenance: dict[str, str],
     progress: Progress,
@@ -137,7 +142,7 @@ def _make(
     source.prepare()
     config_task = progress.add_task("read the config", total=None)
     config = source.config
-    architecture = architectures.find(config.model_type)(config)
+    architecture = architectures.find(config.model_type)(config, features)
     if compiler:
         compiler.accept(architecture)
     progress.update(config_task, total=1, completed=1)
@@ -161,6 +166,8 @@ def _make(
         num_layers=architecture.num_layers,
         num_key_value_heads=architecture.num_key_value_heads,
         head_size=architecture.head_size,
+        hidden_size=architecture.hidden_size,
+        feature_layers=architecture.feature_layers,
         vocab_size=architecture.vocab_size,
         num_tokens=vocabulary.num_tokens,
         max_position_embeddings=architecture.max_position_embeddings,

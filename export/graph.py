@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 OPSET = 24
 IR_VERSION = 11
-VERSION = 1  # of the exporter: raise it when the same model would give another graph
+VERSION = 2  # of the exporter: raise it when the same model would give another graph
 _INLINE_BYTES = 1024  # smaller constants (shapes, norms of tiny models) live in the graph itself
 _PAGE = 4096  # external tensors start on a page, so that a runtime can map them
 
@@ -40,7 +40,7 @@ class Port(NamedTuple):
 
 
 # B sequences, T places per sequence, N flat rows, R rows with logits, S places in the cache,
-# V vocabulary, H key-value heads, D head size.
+# V vocabulary, H key-value heads, D head size, F features of a row: layers * hidden size.
 INPUTS: dict[str, Port] = {
     "input_ids": Port("int64", ("N",), "tokens of all sequences, one sequence after another"),
     "row_index": Port("int64", ("B", "T"), "flat row at each place; past the end: the last row"),
@@ -54,6 +54,8 @@ INPUTS: dict[str, Port] = {
 CACHE_INPUT = Port("real", ("B", "H", "S", "D"), "keys or values, past_key_i and past_value_i")
 CACHE_OUTPUT = Port("real", ("B", "H", "S", "D"), "the same, present_key_i, present_value_i")
 LOGITS = Port("float32", ("R", "V"), "of output_rows, padding columns included")
+# Only where the exporter was asked for some; a call that does not need them leaves them unbound.
+FEATURES = Port("float32", ("N", "F"), "inputs of some layers, one layer after another")
 
 
 class GraphWriter:
@@ -146,6 +148,14 @@ class GraphWriter:
             y = self.op("Tanh", self.op("Div", y, cap))
             y = self.op("Mul", y, cap, out="logits" if is_float else None)
         return y if is_float else self.op("Cast", y, out="logits", to=TensorProto.FLOAT)
+
+    def features(self, parts: Sequence[str], *, size: int) -> None:
+        """Give out `parts` [N, hidden] each, side by side: `features` float32 [N, size]."""
+        from onnx import TensorProto
+
+        joined = self.op("Concat", *parts, axis=-1)
+        self.op("Cast", joined, out="features", to=TensorProto.FLOAT)
+        self._outputs.append(self._value_info("features", FEATURES, {"F": size}))
 
     def cache_positions(self) -> str:
         """0, 1, ... S - 1: int64 [S]."""

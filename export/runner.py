@@ -39,16 +39,19 @@ class GraphRunner:
             for layer in range(description.num_layers)
         }
 
-    def extend(self, token_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Array]:
+    def extend(
+        self, token_ids: Sequence[Sequence[int]], starts: Sequence[int], *, output: str = "logits"
+    ) -> list[Array]:
         """Append tokens to every sequence of the cache; logits after each of them.
 
         Args:
             token_ids: per sequence, at least one token; lengths may differ.
             starts: per sequence, the cache length to build on. A smaller one than the present
                 length is a rewind.
+            output: `features` for each token's features instead.
 
         Returns:
-            Per sequence, float32 [num_tokens, vocab_size].
+            Per sequence, float32 [num_tokens, vocab_size], or as many columns as features.
         """
         lengths = [len(tokens) for tokens in token_ids]
         inputs = flat_inputs(
@@ -57,14 +60,14 @@ class GraphRunner:
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        binding.bind_output("logits", "cpu")  # outputs come back in the order they are bound
+        binding.bind_output(output, "cpu")  # outputs come back in the order they are bound
         for name, array in self._cache.items():
             place = ("cpu", 0, np.float32, array.shape, array.ctypes.data)
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
         self._session.run_with_iobinding(binding)
-        logits = binding.get_outputs()[0].numpy()
-        return np.split(logits, np.cumsum(lengths)[:-1])
+        rows = binding.get_outputs()[0].numpy()
+        return np.split(rows, np.cumsum(lengths)[:-1])
 
 
 def flat_inputs(

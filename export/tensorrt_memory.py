@@ -91,7 +91,7 @@ def estimate(
     heads = (model.num_heads + 2 * model.num_key_value_heads) * model.head_size
     workspace = places * (3 * heads * _REAL_BYTES + cache_length)
     workspace += max_rows * (4 * hidden + 3 * wide) * _REAL_BYTES
-    workspace += max_rows * model.vocab_size * (_REAL_BYTES + 4)
+    workspace += max_rows * (model.vocab_size + model.feature_size) * (_REAL_BYTES + 4)
     return Estimate(weights, 2 * positions * row, workspace)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from specdec.errors import InvalidArtifact
 
-FORMAT = 1
+FORMAT = 2
 FILE = "specdec.json"
 GRAPH = "model.onnx"
 
@@ -32,6 +32,10 @@ class Artifact:
     num_layers: int
     num_key_value_heads: int
     head_size: int
+    hidden_size: int  # of a row between layers
+    # Layers whose inputs the graph gives out for a trained head, rising; `num_layers` stands for
+    # the final norm's. Empty: it gives out none.
+    feature_layers: tuple[int, ...]
     vocab_size: int  # columns of the logits, padding included
     num_tokens: int  # ids the tokenizer knows; larger ids are never emitted
     max_position_embeddings: int
@@ -40,6 +44,11 @@ class Artifact:
     weights_sha256: str
     source: str  # what was exported, for people
     format: int = FORMAT
+
+    @property
+    def feature_size(self) -> int:
+        """Features of one row: the layers' inputs side by side."""
+        return len(self.feature_layers) * self.hidden_size
 
     def write(self, directory: Path) -> None:
         (directory / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
@@ -56,15 +65,18 @@ class Artifact:
             found: dict[str, Any] = json.loads(path.read_text())
         except ValueError as error:
             raise InvalidArtifact(f"{path} is not JSON: {error}") from None
+        if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
+            raise InvalidArtifact(
+                f"{path}: format {found['format']}, this version reads {FORMAT}: export again"
+            )
         names = {f.name for f in fields(cls)}
         if not isinstance(found, dict) or set(found) != names:
             wrong = (
                 sorted(set(found) ^ names) if isinstance(found, dict) else [type(found).__name__]
             )
             raise InvalidArtifact(f"{path}: unexpected or missing fields {wrong}: export again")
-        if found["format"] != FORMAT:
-            raise InvalidArtifact(f"{path}: format {found['format']}, this version reads {FORMAT}")
-        found["end_ids"] = tuple(found["end_ids"])
+        for name in ("end_ids", "feature_layers"):
+            found[name] = tuple(found[name])
         return cls(**found)
 
 

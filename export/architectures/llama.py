@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from specdec.errors import UnsupportedModel
+from specdec.export import features
 from specdec.export.graph import GraphWriter
 from specdec.export.weights import Array, Weights
 
@@ -29,7 +30,8 @@ class Architecture:
     max_position_embeddings: int
     masks_windows = False  # whether layers of type `sliding_attention` are written as such
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, features: features.Features = features.NONE) -> None:
+        """Raises `UnsupportedModel`, and `InvalidRequest` about the features."""
         self.config = config
         self.num_layers = config.num_hidden_layers
         self.num_heads = config.num_attention_heads
@@ -38,7 +40,13 @@ class Architecture:
         self.head_size = getattr(config, "head_dim", None) or self.hidden_size // self.num_heads
         self.vocab_size = config.vocab_size
         self.max_position_embeddings = config.max_position_embeddings
+        self.feature_layers = features.of(self.num_layers)
         self.refuse_unsupported()
+
+    @property
+    def feature_size(self) -> int:
+        """Of one row."""
+        return len(self.feature_layers) * self.hidden_size
 
     def refuse_unsupported(self) -> None:
         """Raises `UnsupportedModel` for what this graph cannot express."""
@@ -61,7 +69,7 @@ class Architecture:
         return 5 * self.num_layers + 1
 
     def write(self, graph: GraphWriter, weights: Weights) -> None:
-        """Add every node and weight, from `input_ids` to `logits`."""
+        """Add every node and weight, from `input_ids` to `logits` and `features`."""
         graph.declare(self.num_layers, self.num_key_value_heads, self.head_size)
         self.write_tables(graph)
         # The largest tensors: read when they are written, and not kept.
@@ -69,8 +77,12 @@ class Architecture:
         shape = (self.vocab_size, self.hidden_size)
         x = graph.op("Gather", graph.constant(table, weights.get(table, shape)), "input_ids")
         x = self.scale_embeddings(graph, x)
+        inputs = [x]  # of every layer, then of the final norm
         for layer in range(self.num_layers):
             x = self.write_layer(graph, weights, x, layer)
+            inputs.append(x)
+        if self.feature_layers:
+            graph.features([inputs[i] for i in self.feature_layers], size=self.feature_size)
         x = graph.op("Gather", x, "output_rows")  # the head runs on these rows only
         x = self.norm(graph, weights, x, "model.norm.weight")
         if self.config.tie_word_embeddings:
@@ -138,9 +150,10 @@ class Architecture:
         Returns queries and keys [B, heads + kv_heads, T, D], and values [B, kv_heads, T, D].
         """
         heads, kv_heads = self.num_heads, self.num_key_value_heads
+        width = self.attention_width(prefix)
         sizes = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
         parts = [
-            _parameters(weights, f"{prefix}.{name}", (n * self.head_size, self.hidden_size))
+            _parameters(weights, f"{prefix}.{name}", (n * self.head_size, width))
             for name, n in sizes.items()
         ]
         biases = [bias for _, bias in parts if bias is not None]
@@ -156,6 +169,10 @@ class Architecture:
         y = graph.op("Transpose", graph.op("Reshape", y, shape), perm=[0, 2, 1, 3])
         query_key, value = self.split_heads(graph, y, [heads + kv_heads, kv_heads])
         return query_key, value
+
+    def attention_width(self, prefix: str) -> int:
+        """Hook for relatives whose layers attend with more than the stream: columns of x."""
+        return self.hidden_size
 
     def normalise_heads(
         self, graph: GraphWriter, weights: Weights, query_key: str, prefix: str

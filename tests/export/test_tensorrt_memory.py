@@ -25,6 +25,7 @@ LLAMA_8B = SimpleNamespace(
     head_size=128,
     hidden_size=4096,
     vocab_size=128256,
+    feature_size=4 * 4096,
     config=SimpleNamespace(intermediate_size=14336),
 )
 SIZES = {"max_sequences": 16, "max_rows": 512, "cache_length": 2112}
@@ -54,6 +55,7 @@ def test_the_documented_figures(name: str) -> None:
     fields = ("num_layers", "num_heads", "num_key_value_heads", "head_size", "hidden_size")
     model = SimpleNamespace(**dict(zip(fields, sizes, strict=True)), vocab_size=vocab)
     model.config = SimpleNamespace(intermediate_size=wide)
+    model.feature_size = 4 * model.hidden_size
     found = [
         f"{estimate(model, TensorRTPrecision(p), **SIZES).total / 2**30:.1f}"
         for p in ("bf16", "int8", "int4")

@@ -177,9 +177,10 @@ class _Context:
         for name, tensor in self._engine.inputs.items():
             kind, shape = _TYPES[tensor.type], list(shapes[name])
             binding.bind_input(name, "cpu", 0, kind, shape, addresses[name])
+        rows = {"logits": shapes["output_rows"][0], "features": shapes["input_ids"][0]}
         for name in self._engine.outputs:
-            if name == "logits":
-                shape = [shapes["output_rows"][0], self._engine.get_tensor_shape(name)[1]]
+            if name in rows:
+                shape = [rows[name], self._engine.get_tensor_shape(name)[1]]
             else:
                 past = name.replace("present", "past")
                 assert addresses[name] == addresses[past], f"{name} does not alias {past}"

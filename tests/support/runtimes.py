@@ -27,6 +27,8 @@ def artifact(**changes: object) -> Artifact:
         "num_layers": 1,
         "num_key_value_heads": 1,
         "head_size": 1,
+        "hidden_size": 3,
+        "feature_layers": (),
         "vocab_size": VOCAB_SIZE,
         "num_tokens": VOCAB_SIZE - 2,
         "max_position_embeddings": 4096,

@@ -99,7 +99,9 @@ def write_tiny_tokenizer(directory: Path, *, max_tokens: int = 320) -> None:
     (directory / "chat_template.jinja").write_text(CHATML)
 
 
-def export_tiny(directory: Path, precision: str = "fp32", **tiny: Any) -> Path:
+def export_tiny(
+    directory: Path, precision: str = "fp32", *, features: str = "auto", **tiny: Any
+) -> Path:
     """Export a tiny model; returns the artifact's directory, `directory`/artifact/1.
 
     `directory`/artifact is a Triton model directory; `directory`/model the Hugging Face one.
@@ -107,6 +109,7 @@ def export_tiny(directory: Path, precision: str = "fp32", **tiny: Any) -> Path:
     from rich.progress import Progress
 
     from specdec.export.exporter import export
+    from specdec.export.features import Features
     from specdec.export.quantize import Precision
     from specdec.export.sources import HuggingFaceSource
 
@@ -117,5 +120,6 @@ def export_tiny(directory: Path, precision: str = "fp32", **tiny: Any) -> Path:
             directory / "artifact",
             precision=Precision(precision),
             progress=progress,
+            features=Features.parse(features),
         )
     return made.directory

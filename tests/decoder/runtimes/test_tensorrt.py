@@ -107,7 +107,7 @@ def test_addresses_and_shapes_are_set_before_each_pass(parts):
             assert address == addresses[f"present_{kind}_{i}"]
             cache = runtime._caches[f"{kind}_{i}"]
             assert address == cache.data_ptr() + 2 * length * 16 * 4  # one slot of floats
-    assert len({addresses[n] for n in addresses if "present" not in n}) == 7 + 4 + 1
+    assert len({addresses[n] for n in addresses if "present" not in n}) == 7 + 4 + 2
 
 
 def test_a_pass_that_comes_again_is_recorded_then_replayed(parts):

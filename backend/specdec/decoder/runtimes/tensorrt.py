@@ -92,6 +92,10 @@ class TensorRTRuntime:
         self._logits = torch.zeros(
             (plan.max_rows, artifact.vocab_size), dtype=torch.float32, device=cuda.name
         )
+        # A plan writes all its outputs, wanted or not; one of no size is not there.
+        self._features = torch.zeros(
+            (plan.max_rows, artifact.feature_size), dtype=torch.float32, device=cuda.name
+        )
         self._context = engine.context
         self._captures = cuda.captures and plan.runtime == "tensorrt"  # RTX captures by itself
         self._replays: OrderedDict[_Pass, Callable[[], None] | None] = OrderedDict()
@@ -156,6 +160,8 @@ class TensorRTRuntime:
             for kind in ("past", "present"):
                 context.set_tensor_address(f"{kind}_{name}", part.data_ptr())
         context.set_tensor_address("logits", self._logits.data_ptr())
+        if self._features.numel():
+            context.set_tensor_address("features", self._features.data_ptr())
 
     def _enqueue(self) -> None:
         if not self._context.execute_async_v3(self._cuda.stream):
@@ -246,6 +252,8 @@ def _check(engine: Any, artifact: Artifact, plan: Plan, path: Path) -> None:
         for i in range(artifact.num_layers)
     }
     wanted["logits"] = [-1, artifact.vocab_size]
+    if artifact.feature_layers:
+        wanted["features"] = [-1, artifact.feature_size]
     for name, shape in wanted.items():
         if shapes.pop(name, None) != shape:
             raise InvalidArtifact(f"{path}: {name} is not {shape}: export again")
