@@ -7,13 +7,11 @@ of a 135M chat model beside prompt lookup, 2.16 tokens per target pass against 2
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
-from typing import Any
-
-import numpy as np
 
 WIDTH = 3  # continuations kept: a fourth is right once in 50 times
-SIZE = 1 << 18  # entries; 4 MB. A newer entry takes the place of an older one it falls on.
+SIZE = 1 << 18  # entries; 5 MB. A newer entry takes the place of an older one it falls on.
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _ABSENT = -1
@@ -25,19 +23,21 @@ class Memory:
     def __init__(self, size: int = SIZE) -> None:
         assert size & (size - 1) == 0, size
         self._shift = 65 - size.bit_length()
-        self._keys: np.ndarray[Any, Any] = np.full(size, _ABSENT, np.int64)
-        self._next: np.ndarray[Any, Any] = np.full((size, WIDTH), _ABSENT, np.int32)
+        # Read one number at a time: a recall takes 1.7 us, and 2.6 from NumPy arrays.
+        self._keys = array("q", [_ABSENT]) * size
+        self._next = array("i", [_ABSENT]) * (size * WIDTH)
 
     def learn(self, before: int, last: int, candidate_ids: Seq[int]) -> None:
         """`candidate_ids` are likeliest after `before last`, in falling order.
 
         `before` is -1 where there is none.
         """
-        row = [*candidate_ids[:WIDTH], *[_ABSENT] * (WIDTH - len(candidate_ids))]
+        row = array("i", candidate_ids[:WIDTH])
+        row.extend([_ABSENT] * (WIDTH - len(row)))
         for key in {_key(before, last), _key(_ABSENT, last)}:
             place = self._place(key)
             self._keys[place] = key
-            self._next[place] = row
+            self._next[place * WIDTH : (place + 1) * WIDTH] = row
 
     def recall(self, before: int, last: int) -> tuple[bool, list[int]]:
         """Whether the pair is known, and what follows it, or else the last token; likeliest
@@ -46,8 +46,8 @@ class Memory:
         for key in (_key(before, last), single):
             place = self._place(key)
             if self._keys[place] == key:
-                row: list[int] = self._next[place].tolist()
-                return key != single, [t for t in row if t != _ABSENT]
+                row = self._next[place * WIDTH : (place + 1) * WIDTH].tolist()
+                return key != single, row if row[-1] != _ABSENT else [t for t in row if t >= 0]
         return False, []
 
     def _place(self, key: int) -> int:

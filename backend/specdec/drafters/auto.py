@@ -69,8 +69,8 @@ class AutoDrafter(Drafter):
         self, text: list[int], end: int, match_length: int, branch: Branch
     ) -> Iterable[Branch]:
         """What a copy goes on with, then what the target once found likely here."""
-        last = branch.token_ids[1]
-        is_pair, recycled = self._memory.recall(*branch.token_ids)
+        before, last = branch.token_ids
+        is_pair, recycled = self._memory.recall(before, last)
         first = PAIR if is_pair else SINGLE
         copied = -1
         if branch.place >= 0:
