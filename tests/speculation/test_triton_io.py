@@ -12,7 +12,6 @@ import pytest
 
 from specdec import frame, wire
 from specdec.errors import Cancelled, DecoderFailed, InvalidRequest, Overloaded, SpecdecError
-from specdec.speculation import metrics
 from support import fake_pb_utils as pb
 from support.processes import wait_until
 
@@ -239,28 +238,3 @@ def test_a_dead_model_is_asked_only_now_and_then(triton_io, monkeypatch):
     assert len(calls) == 2
     clock.now += triton_io.DEAD_SECONDS + 1  # an operator has reloaded it
     assert call({}, ("num_cached",))["num_cached"][0] == 1
-
-
-# ---- metrics -----------------------------------------------------------------------------
-
-
-def test_snapshots_reach_the_metrics_they_name(triton_io):
-    taken = metrics.Snapshot(
-        counters={"generation_tokens_total": 3, "step_seconds_total": 0.5},
-        per_position={0: 2, 15: 1},
-        gauges={"num_requests_running": 4},
-        observations={"time_to_first_token_seconds": [0.1, float("nan"), -1.0]},
-    )
-    source = SimpleNamespace(take=lambda: taken)
-    publisher = triton_io.MetricsPublisher(source, "speculative", 16)
-    publisher.stop()  # publishes once more
-    found = {names[0]: metric for names, metric in pb.MetricFamily.all.items() if len(names) == 2}
-    assert found["specdec:generation_tokens_total"].value % 3 == 0
-    assert found["specdec:generation_tokens_total"].value > 0
-    assert found["specdec:num_requests_running"].value == 4
-    # What Triton's API would reject is left out: its errors can take the server down.
-    assert set(found["specdec:time_to_first_token_seconds"].values) == {0.1}
-    last = pb.MetricFamily.all[f"specdec:{metrics.PER_POSITION}", "speculative", "15"]
-    assert last.value > 0
-    names = {name.removeprefix("specdec:") for name, *_ in pb.MetricFamily.all}
-    assert names >= {*metrics.COUNTERS, *metrics.GAUGES, *metrics.HISTOGRAMS}
