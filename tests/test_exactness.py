@@ -11,7 +11,9 @@ import pytest
 
 from specdec.config import DecoderConfig
 from specdec.decoder.decoder import load_decoder
+from specdec.speculation import engine
 from specdec.speculation.tokenization import TextTokenizer
+from specdec.speculation.verifier import verify
 from specdec.types import SamplingParams
 from support.decoding import generate
 from support.service import InProcessServer
@@ -235,3 +237,50 @@ def test_a_target_that_drafts_for_itself_is_always_right(models, tmp_path_factor
 def in_float32(sampling):
     """The values as they arrive."""
     return {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in sampling.items()}
+
+
+@pytest.fixture
+def carries(monkeypatch):
+    """What every pass drew on branches."""
+    found = []
+
+    def watched(target, batch):
+        outcomes, seconds = verify(target, batch)
+        verdicts = (outcome.verdict for outcome in outcomes)
+        found.extend(v.carry for v in verdicts if v and v.carry)
+        return outcomes, seconds
+
+    monkeypatch.setattr(engine, "verify", watched)
+    return found
+
+
+# What a row forbids or favours depends on the tokens before it: on those of its own branch.
+PATHS = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "seed": 11},
+    "penalties": REQUESTS["penalties"],
+    "greedy penalties": REQUESTS["greedy penalties"],
+    "bad words": {"bad_words": ["e", " t", "th", "qu", "a b"], "temperature": 0.9, "seed": 4},
+    "rewarded repetition": {"frequency_penalty": -1.5, "presence_penalty": -1.0, "seed": 6},
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("drafter", ["recycle", "auto"])
+def test_branches_that_are_taken_give_the_same_bits(
+    models, tmp_path_factory, carries, name, drafter
+):
+    """The same prompt in other words and with other seeds: the memory knows several ways on."""
+    server = start(models, tmp_path_factory, drafter=drafter)
+    sampling = {"max_tokens": 40, **PATHS[name]}
+    plain = answer(server.submit(PROMPT, num_draft_tokens=0, **sampling))
+    for seed in range(3):  # lessons
+        server.submit(PROMPT, num_draft_tokens=16, **sampling | {"seed": seed}).wait()
+    for num_draft_tokens in (3, 8, 16):
+        clients = [
+            server.submit(PROMPT, num_draft_tokens=num_draft_tokens, **sampling) for _ in range(2)
+        ]
+        assert [answer(client) for client in clients] == [plain] * 2
+    server.stop()
+    print(name, drafter, len(carries), sum(map(len, carries)))
+    assert carries

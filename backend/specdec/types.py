@@ -10,6 +10,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Features = NDArray[np.float16]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -66,6 +70,7 @@ class SpeculationStats:
     @property
     def acceptance_rate(self) -> float:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
 
 class Proposal(NamedTuple):
     """Draft tokens for one sequence in one step; empty means plain decoding.
@@ -152,6 +157,7 @@ class Extend(NamedTuple):
     num_draft_steps: int = 0  # needs num_outputs >= 1
     parents: Seq[int] = ()  # [num_outputs - 1] as in `Proposal`; empty: a chain
     num_candidates: int = 0  # likeliest tokens wanted after each of the `num_outputs`
+    wants_features: bool = False  # hidden states of `token_ids`, for a trained head
 
 
 class Extended(NamedTuple):
@@ -161,6 +167,8 @@ class Extended(NamedTuple):
     logprobs: tuple[float, ...]
     # [num_outputs][num_candidates] the raw logits' largest, in falling order
     candidate_ids: tuple[tuple[int, ...], ...] = ()
+    # [num_tokens, feature_size] of every token of the call, in its order; None: not wanted.
+    features: Features | None = None
 
 
 class ExtendResult(NamedTuple):
@@ -186,6 +194,7 @@ class DecoderInfo(NamedTuple):
     min_rows: int  # rows every pass is padded to, found by the load-time probe
     precision: str
     costs: tuple[PassCost, ...] = ()  # measured when a decoder is first described
+    feature_size: int = 0  # numbers per token in `Extended.features`; 0: there are none
 
 
 class Decoder(Protocol):

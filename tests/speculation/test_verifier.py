@@ -25,8 +25,8 @@ def run(*batch):
     for work in batch:
         request = work.sequence.request
         target.open(work.sequence.sequence_id, request.prompt_ids, request.sampling)
-    verdicts, _ = verify(target, batch)
-    return verdicts, target.calls
+    outcomes, _ = verify(target, batch)
+    return [outcome.verdict for outcome in outcomes], target.calls
 
 
 def test_a_chain():

@@ -1,4 +1,4 @@
-"""What a drafter is: four verbs, called by the engine's one thread.
+"""What a drafter is: four verbs, called by the engine's one thread (five where it needs features).
 
 For every sequence: `begin` once, then each step `propose` followed by `observe`, then `end` once,
 whatever happened (finished, cancelled, failed). Adding a drafter is adding one file to this
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import ClassVar, NamedTuple
 
-from specdec.types import Decoder, Proposal, SamplingParams, Verdict
+from specdec.types import Decoder, Features, Proposal, SamplingParams, Verdict
 
 # (omen, depth) -> P(a draft token of that omen holds | its parent does), as learned so far.
 Odds = Callable[[int, int], float]
@@ -53,6 +53,7 @@ class Drafter(ABC):
 
     name: ClassVar[str]
     uses_model: ClassVar[bool] = False  # needs a draft decoder
+    needs_features: ClassVar[bool] = False  # the target's hidden states, for `absorb`
     num_candidates: ClassVar[int] = 0  # of the target's likeliest tokens, for `observe`
     first_odds: ClassVar[Mapping[int, float]] = {}  # by omen, before anything was seen; else 0.5
 
@@ -70,6 +71,14 @@ class Drafter(ABC):
 
         An empty proposal is normal. Raises `DecoderFailed` when a draft model's call fails; the
         engine then goes on without proposals and calls `end` for these sequences.
+        """
+
+    def absorb(self, view: DraftView, start: int, features: Features) -> None:
+        """The target's hidden states at positions `start`, `start` + 1, ... of the text.
+
+        Follows every pass over the sequence, prompt chunks too, before `observe`: the last row is
+        the one the newest token was drawn from. Positions that the target's cache held already
+        when the sequence came are never seen.
         """
 
     def observe(self, view: DraftView, verdict: Verdict) -> None:

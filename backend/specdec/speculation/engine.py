@@ -19,8 +19,8 @@ from specdec.speculation.metrics import Metrics, StepTimes
 from specdec.speculation.scheduler import Scheduler
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.state import State, read
-from specdec.speculation.verifier import Work, verify
-from specdec.types import Decoder, Proposal, Verdict
+from specdec.speculation.verifier import Outcome, Work, verify
+from specdec.types import Decoder, Proposal
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +88,12 @@ class Engine:
         if not batch:
             return
         try:
-            verdicts, verify_seconds = verify(self._target, batch)
+            outcomes, verify_seconds = verify(self._target, batch)
         except DecoderFailed as error:
             self._fail([work.sequence for work in batch], error)
             return
-        for work, verdict in zip(batch, verdicts, strict=True):
-            self._commit(work, verdict)
+        for work, outcome in zip(batch, outcomes, strict=True):
+            self._commit(work, outcome)
         times = StepTimes(time.perf_counter() - started, draft_seconds, verify_seconds)
         self._account(drafts, times, is_pure=not chunks)
 
@@ -195,9 +195,11 @@ class Engine:
             sequence.stats.num_draft_errors += 1
         self._metrics.draft_errors(len(sequences))
 
-    def _commit(self, work: Work, verdict: Verdict | None) -> None:
+    def _commit(self, work: Work, outcome: Outcome) -> None:
         """Append what the target decided, cut at the end of the text, and emit it."""
-        sequence = work.sequence
+        sequence, (verdict, features) = work.sequence, outcome
+        if sequence.drafter and features is not None:
+            sequence.drafter.absorb(sequence.view, sequence.num_cached, features)
         sequence.num_cached += len(work.token_ids)
         if verdict is None:
             return

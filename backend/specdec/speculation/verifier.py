@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specdec.speculation.acceptance import accept
 from specdec.speculation.sequence import Sequence
-from specdec.types import Decoder, Extend, Proposal, Verdict
+from specdec.types import Decoder, Extend, Extended, Features, Proposal, Verdict
 
 
 class Work(NamedTuple):
@@ -33,31 +33,45 @@ class Work(NamedTuple):
             num_outputs=1 + len(proposal.token_ids) if self.samples else 0,
             parents=proposal.parents,
             num_candidates=drafter.num_candidates if drafter and self.samples else 0,
+            wants_features=drafter is not None and drafter.needs_features,
         )
 
 
-def verify(target: Decoder, batch: Seq[Work]) -> tuple[list[Verdict | None], float]:
+class Outcome(NamedTuple):
+    """What the pass gave for one work item."""
+
+    verdict: Verdict | None  # None where nothing was sampled
+    # [committed tokens + num_accepted, feature_size] where the drafter needs them: of everything
+    # that is now in the cache for good.
+    features: Features | None = None
+
+
+def verify(target: Decoder, batch: Seq[Work]) -> tuple[list[Outcome], float]:
     """Run the pass and apply the acceptance rule.
 
     Returns:
-        A verdict per work item (None where nothing was sampled), and the seconds spent inside
-        the target. Raises `DecoderFailed`.
+        One outcome per work item, and the seconds spent inside the target. Raises
+        `DecoderFailed`.
     """
     result = target.extend([work.extend for work in batch])
-    verdicts: list[Verdict | None] = []
-    for work, sampled in zip(batch, result.sequences, strict=True):
-        if not work.samples:
-            verdicts.append(None)
-            continue
+    outcomes = [
+        _judge(work, sampled) for work, sampled in zip(batch, result.sequences, strict=True)
+    ]
+    return outcomes, result.compute_seconds
+
+
+def _judge(work: Work, sampled: Extended) -> Outcome:
+    features, num_kept = sampled.features, len(work.token_ids)
+    verdict = None
+    if work.samples:
         accepted = accept(work.proposal, sampled.token_ids)
         end = accepted.num_accepted + 1
-        verdicts.append(
-            Verdict(
-                sampled.token_ids[:end],
-                sampled.logprobs[:end],
-                len(work.proposal.token_ids),
-                accepted.carry,
-                sampled.candidate_ids[:end],
-            )
+        num_kept += accepted.num_accepted
+        verdict = Verdict(
+            sampled.token_ids[:end],
+            sampled.logprobs[:end],
+            len(work.proposal.token_ids),
+            accepted.carry,
+            sampled.candidate_ids[:end],
         )
-    return verdicts, result.compute_seconds
+    return Outcome(verdict, features if features is None else features[:num_kept])
