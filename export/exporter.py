@@ -111,9 +111,9 @@ def export(
     found = None if force else _up_to_date(directory, provenance, compiler)
     if found is not None:
         comparison = verify(directory) if verify else None
-        _write_config(output)
+        write_config(output)
         return Exported(found, directory, True, comparison)
-    with _partial(output) as partial:
+    with partial_directory(output) as partial:
         made = _make(
             source,
             partial,
@@ -124,8 +124,8 @@ def export(
             progress=progress,
         )
         comparison = verify(partial) if verify else None
-        _publish(partial, directory)
-    _write_config(output)
+        publish(partial, directory)
+    write_config(output)
     return Exported(made, directory, False, comparison)
 
 
@@ -213,12 +213,12 @@ def _up_to_date(
         return None
     if not (directory / tokenizer.TOKENIZER).is_file():
         return None
-    made_from = (compiler.provenance_of if compiler else _graph_provenance)(directory)
+    made_from = (compiler.provenance_of if compiler else graph_provenance)(directory)
     same = made_from is not None and made_from.items() >= provenance.items()
     return found if same else None
 
 
-def _graph_provenance(directory: Path) -> dict[str, str] | None:
+def graph_provenance(directory: Path) -> dict[str, str] | None:
     """What the graph in `directory` was made from, None where there is no whole one."""
     graph = directory / GRAPH
     if not (graph.is_file() and (directory / f"{GRAPH}.data").is_file()):
@@ -234,7 +234,7 @@ def _graph_provenance(directory: Path) -> dict[str, str] | None:
 
 
 @contextmanager
-def _partial(output: Path) -> Iterator[Path]:
+def partial_directory(output: Path) -> Iterator[Path]:
     """A folder for one export beside its destination, gone afterwards whatever happens."""
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -260,8 +260,11 @@ def _remove_abandoned(output: Path) -> None:
             pass  # alive and not ours, or not a folder of an export
 
 
-def _publish(partial: Path, directory: Path) -> None:
-    """Move the files one by one: the destination may be a mount or hold files of others."""
+def publish(partial: Path, directory: Path) -> None:
+    """Let what `partial` holds take the place of what is in `directory`.
+
+    Files move one by one: the destination may be a mount or hold files of others.
+    """
     directory.mkdir(exist_ok=True)
     for name in reversed(_FILES):  # the description goes first: from here on it is no artifact
         (directory / name).unlink(missing_ok=True)
@@ -270,7 +273,8 @@ def _publish(partial: Path, directory: Path) -> None:
             os.replace(partial / name, directory / name)
 
 
-def _write_config(output: Path) -> None:
+def write_config(output: Path) -> None:
+    """Write config.pbtxt where there is none."""
     path = output / "config.pbtxt"
     if not path.exists():
         path.write_text(decoder_config(output.resolve().name))
