@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import sys
 import threading
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
