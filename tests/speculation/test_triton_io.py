@@ -239,3 +239,24 @@ def test_a_dead_model_is_asked_only_now_and_then(triton_io, monkeypatch):
     assert len(calls) == 2
     clock.now += triton_io.DEAD_SECONDS + 1  # an operator has reloaded it
     assert call({}, ("num_cached",))["num_cached"][0] == 1
+
+
+def test_nothing_of_a_failed_call_stays_alive(triton_io, monkeypatch):
+    """Its tensors lie in shared memory until Python lets go of request and response."""
+    made = []
+
+    def fail(inputs, wanted):
+        response = pb.InferenceResponse(error=pb.TritonError("no slot"))
+        made.extend([weakref.ref(response), *map(weakref.ref, inputs.values())])
+        return response
+
+    monkeypatch.setattr(pb.InferenceRequest, "handler", staticmethod(fail))
+    call = triton_io.BlsTransport("draft")
+    for _ in range(3):
+        try:
+            call({"n": np.array([1])}, ())
+        except DecoderFailed:
+            continue
+        pytest.fail("it did not raise")
+    assert len(made) == 6
+    assert not any(reference() is not None for reference in made)
