@@ -254,9 +254,9 @@ def test_nothing_of_a_failed_call_stays_alive(triton_io, monkeypatch):
     call = triton_io.BlsTransport("draft")
     for _ in range(3):
         try:
-            call({"n": np.array([1])}, ())
+            call({}, ())
         except DecoderFailed:
             continue
         pytest.fail("it did not raise")
-    assert len(made) == 6
+    assert len(made) >= 3
     assert not any(reference() is not None for reference in made)
