@@ -25,7 +25,6 @@ from specdec.wire import INPUTS, OUTPUTS, Arrays
 
 logger = logging.getLogger(__name__)
 
-METRIC_FAMILY = pb_utils.MetricFamily
 LOOK_SECONDS = 0.01  # a step with a draft model has two waits, and one look is enough
 DEAD = "is not healthy"  # Triton's words for a model whose process is gone
 DEAD_SECONDS = 30.0  # Triton starts it again only when an operator reloads the model

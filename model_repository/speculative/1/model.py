@@ -8,11 +8,13 @@ import logging
 import sys
 from pathlib import Path
 
+import triton_python_backend_utils as pb_utils
+
 from specdec.config import SpeculativeConfig, from_parameters
 from specdec.errors import InvalidRequest
 from specdec.speculation.publisher import MetricsPublisher
 from specdec.speculation.service import Service
-from specdec.speculation.triton_io import METRIC_FAMILY, BlsTransport, Outbox, read_request
+from specdec.speculation.triton_io import BlsTransport, Outbox, read_request
 from specdec.wire import RemoteDecoder
 
 SWITCH_SECONDS = 0.0005  # a busy thread may delay a BLS hop by two of these; the default is 5 ms
@@ -32,7 +34,10 @@ class TritonPythonModel:
             lambda model_name: RemoteDecoder(BlsTransport(model_name, self._outbox.poll)),
         )
         self._publisher = MetricsPublisher(
-            METRIC_FAMILY, self._service.metrics, args["model_name"], config.max_draft_tokens
+            pb_utils.MetricFamily,
+            self._service.metrics,
+            args["model_name"],
+            config.max_draft_tokens,
         )
 
     def execute(self, requests):
