@@ -172,6 +172,20 @@ def test_a_request_is_not_looked_at_after_its_final_flag(outbox):
     assert later.sender.num_polls >= 1
 
 
+def test_a_fast_engine_does_not_put_off_the_look(outbox):
+    request = pb.Request()
+    client = outbox.open(request)
+    request.sender.cancelled = True
+
+    def make():
+        if not client.cancelled:  # there is always one more delta
+            client.send(make, final=False)
+
+    client.send(make, final=False)
+    outbox.poll()
+    wait_until(lambda: client.cancelled)
+
+
 def test_polls_do_not_pile_up(triton_io, outbox):
     """A slow look must not make the queue of a fast engine grow."""
     gate, request = threading.Event(), pb.Request()
