@@ -13,11 +13,13 @@ extend     sequence_ids, starts, num_tokens,          output_ids [R], output_log
            token_ids [N]
            of trees: num_parents [B], parents [P]
            if any is wanted: num_candidates [B]       candidate_ids [C]
+           if any wants some: wants_features [B]      features [M * feature_size]
 close      sequence_ids, starts [B] (committed        num_cached [1], 0
            lengths)
 
 N = sum(num_tokens), R = sum(num_outputs + num_draft_steps), P = sum(num_parents),
-C = sum(num_outputs * num_candidates); sequences follow one another.
+C = sum(num_outputs * num_candidates), M = sum(num_tokens) of those that want features; sequences
+follow one another.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from specdec.types import (
     Extend,
     Extended,
     ExtendResult,
+    Features,
     PassCost,
     SamplingParams,
 )
@@ -54,6 +57,7 @@ INPUTS: Mapping[str, Any] = {
     "num_parents": np.int32,
     "parents": np.int32,
     "num_candidates": np.int32,
+    "wants_features": np.int32,
     "sampling": np.object_,
 }
 OUTPUTS: Mapping[str, Any] = {
@@ -62,10 +66,10 @@ OUTPUTS: Mapping[str, Any] = {
     "output_ids": np.int32,
     "output_logprobs": np.float32,
     "candidate_ids": np.int32,
+    "features": np.float16,
     "compute_seconds": np.float64,
 }
-# Operation -> the outputs it fills. `extend` has candidate_ids too if
-# the call has num_candidates.
+# Operation -> the outputs it fills.
 RESULTS: Mapping[str, tuple[str, ...]] = {
     "describe": ("info",),
     "reset": ("num_cached",),
@@ -73,6 +77,8 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "extend": ("output_ids", "output_logprobs", "compute_seconds"),
     "close": ("num_cached",),
 }
+# Input of `extend` -> the output that it has too, if that is there.
+WISHES: Mapping[str, str] = {"num_candidates": "candidate_ids", "wants_features": "features"}
 
 
 def _text(value: str) -> np.ndarray[Any, Any]:
@@ -109,6 +115,8 @@ def _optional(calls: Sequence[Extend]) -> Arrays:
         arrays["parents"] = _ints([p for c in calls for p in c.parents])
     if any(c.num_candidates for c in calls):
         arrays["num_candidates"] = _ints([c.num_candidates for c in calls])
+    if any(c.wants_features for c in calls):
+        arrays["wants_features"] = _ints([c.wants_features for c in calls])
     return arrays
 
 
@@ -124,6 +132,18 @@ def _candidates(
     return [tuple(part) for part in _split(rows, num_rows)]
 
 
+def _features(
+    calls: Sequence[Extend], values: np.ndarray[Any, Any] | None
+) -> list[Features | None]:
+    """`Extended.features` of every call, views of what all have together."""
+    if values is None:
+        return [None] * len(calls)
+    num_rows = [len(c.token_ids) if c.wants_features else 0 for c in calls]
+    ends = np.cumsum(num_rows)
+    parts = np.split(values.reshape(ends[-1], -1), ends[:-1])
+    return [part if c.wants_features else None for c, part in zip(calls, parts, strict=True)]
+
+
 class RemoteDecoder:
     """The `Decoder` protocol over a transport: arrays in, arrays out, `DecoderFailed` on error."""
 
@@ -132,7 +152,7 @@ class RemoteDecoder:
         self._transport = transport
 
     def _call(self, operation: str, **arrays: np.ndarray[Any, Any]) -> Arrays:
-        more = ("candidate_ids",) if "num_candidates" in arrays else ()
+        more = [output for name, output in WISHES.items() if name in arrays]
         return self._transport(
             {"operation": _text(operation), **arrays}, (*RESULTS[operation], *more)
         )
@@ -169,9 +189,10 @@ class RemoteDecoder:
         ids = _split(result["output_ids"].tolist(), sizes)
         logprobs = _split(result["output_logprobs"].tolist(), sizes)
         candidates = _candidates(calls, result.get("candidate_ids"))
+        features = _features(calls, result.get("features"))
         sequences = [
-            Extended(tuple(i), tuple(p), c)
-            for i, p, c in zip(ids, logprobs, candidates, strict=True)
+            Extended(tuple(i), tuple(p), c, f)
+            for i, p, c, f in zip(ids, logprobs, candidates, features, strict=True)
         ]
         return ExtendResult(sequences, float(result["compute_seconds"][0]))
 
@@ -215,6 +236,7 @@ def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:
         ints["num_draft_steps"],
         _split(ints.get("parents", []), ints.get("num_parents", zeros)),
         ints.get("num_candidates", zeros),
+        map(bool, ints.get("wants_features", zeros)),
     )
     result = decoder.extend([Extend(*fields) for fields in zip(*columns, strict=True)])
     outputs = {
@@ -227,4 +249,7 @@ def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:
     if "num_candidates" in arrays:
         ids = [t for s in result.sequences for row in s.candidate_ids for t in row]
         outputs["candidate_ids"] = _ints(ids)
+    if "wants_features" in arrays:
+        parts = [s.features.reshape(-1) for s in result.sequences if s.features is not None]
+        outputs["features"] = np.concatenate(parts)
     return outputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from specdec.decoder import batch, tree
 from specdec.decoder.batch import Share
 from specdec.decoder.cache import Cache, Slot
 from specdec.decoder.costs import load_or_measure
+from specdec.decoder.outputs import Outputs
 from specdec.decoder.probe import probe
-from specdec.decoder.runtimes import Logits, Runtime, load_runtime
+from specdec.decoder.refusals import Limits, refuse_calls, refuse_ids
+from specdec.decoder.runtimes import Features, Logits, Runtime, load_runtime
 from specdec.errors import DecoderFailed
 from specdec.sampling import is_plain_greedy, likeliest, sample
-from specdec.types import DecoderInfo, Extend, Extended, ExtendResult, PassCost, SamplingParams
-
-MAX_CANDIDATES = 64  # of one row
+from specdec.types import DecoderInfo, Extend, ExtendResult, PassCost, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -36,16 +36,6 @@ class _Sequence:
     slot: Slot
     sampling: SamplingParams
     num_prompt_tokens: int
-
-
-@dataclass(slots=True)
-class _Outputs:
-    """What one `extend` has sampled for one sequence so far."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    candidate_ids: list[tuple[int, ...]] = field(default_factory=list)
-    num_candidates: int = 0  # wanted of the rows to come
 
 
 class CachedDecoder:
@@ -63,7 +53,7 @@ class CachedDecoder:
         self._runtime = runtime
         self.info = info
         self._measure = measure
-        self._num_input_ids = artifact.vocab_size
+        self._limits = Limits(info, artifact.vocab_size, runtime.max_rows)
         self._max_position = artifact.max_position_embeddings
         self._cache = Cache(runtime, max_length=info.max_sequence_length)
         self._sequences: dict[int, _Sequence] = {}
@@ -91,7 +81,7 @@ class CachedDecoder:
                 f"a prompt of {len(prompt_ids)} tokens: allowed are 1 to "
                 f"{self.info.max_sequence_length}"
             )
-        self._check_ids(prompt_ids)
+        refuse_ids(prompt_ids, self._limits)
         self._measure = None
         slot = self._cache.open(np.asarray(prompt_ids, np.int32))
         self._sequences[sequence_id] = _Sequence(slot, sampling, len(prompt_ids))
@@ -110,9 +100,10 @@ class CachedDecoder:
         If a pass fails, the sequences of the call are cut back to what is certain.
         """
         began = time.perf_counter()
-        self._check(calls)
+        lengths = {i: sequence.slot.length for i, sequence in self._sequences.items()}
+        refuse_calls(calls, lengths, limits=self._limits)
         sequences = [self._sequences[call.sequence_id] for call in calls]
-        outputs = [_Outputs(num_candidates=call.num_candidates) for call in calls]
+        outputs = [Outputs.of(call) for call in calls]
         shares = []
         for call, sequence in zip(calls, sequences, strict=True):
             sequence.slot.length = call.start  # rewind
@@ -121,7 +112,7 @@ class CachedDecoder:
             shares.append(self._share(sequence.slot, call.token_ids, call.num_outputs, parents))
         self._evaluate(shares, sequences, outputs)
         for output in outputs:
-            output.num_candidates = 0
+            output.end_of_given()
         for step in range(max((call.num_draft_steps for call in calls), default=0)):
             going = [i for i, call in enumerate(calls) if step < call.num_draft_steps]
             self._evaluate(
@@ -129,9 +120,7 @@ class CachedDecoder:
                 [sequences[i] for i in going],
                 [outputs[i] for i in going],
             )
-        extended = [
-            Extended(tuple(o.token_ids), tuple(o.logprobs), tuple(o.candidate_ids)) for o in outputs
-        ]
+        extended = [output.extended() for output in outputs]
         return ExtendResult(extended, time.perf_counter() - began)
 
     def _share(
@@ -143,15 +132,16 @@ class CachedDecoder:
         return share
 
     def _evaluate(
-        self, shares: Seq[Share], sequences: Seq[_Sequence], outputs: Seq[_Outputs]
+        self, shares: Seq[Share], sequences: Seq[_Sequence], outputs: Seq[Outputs]
     ) -> None:
         """Run the passes that these shares need; sample, and publish each pass that succeeded."""
         by_slot = {s.slot: (q, o) for s, q, o in zip(shares, sequences, outputs, strict=True)}
         max_rows = self._runtime.max_rows
         for parts in batch.cut(shares, max_rows):
             for group in batch.plan(parts, length=self._runtime.length, max_rows=max_rows):
-                logits = self._forward(group)
-                row = 0
+                wanted = any(by_slot[share.slot][1].wants_features for share in group)
+                logits, features = self._forward(group, with_features=wanted)
+                row = flat_row = 0
                 for share in group:
                     sequence, output = by_slot[share.slot]
                     sequence.slot.length = share.end
@@ -160,24 +150,28 @@ class CachedDecoder:
                     if share.num_outputs:
                         self._sample(logits, rows, share, sequence, output)
                         self._add_candidates(logits, rows, output)
+                    begin, flat_row = flat_row, flat_row + len(share.token_ids)
+                    if output.wants_features and features is not None:
+                        output.add_features(features[begin:flat_row])
 
-    def _forward(self, group: Seq[Share]) -> Logits:
-        """One pass: logits [R, V]."""
+    def _forward(self, group: Seq[Share], *, with_features: bool) -> tuple[Logits, Features | None]:
+        """One pass: logits [R, V], and the features of its rows [N, feature_size]."""
         first, last = min(s.slot for s in group), max(s.slot for s in group) + 1
         min_rows = self.info.min_rows
         self._cache.make_room(first, last, batch.num_places(group, min_rows))
-        return self._runtime.forward(
-            batch.build(
-                group,
-                self._cache.lengths,
-                length=self._runtime.length,
-                min_rows=min_rows,
-                max_position=self._max_position,
-            )
+        built = batch.build(
+            group,
+            self._cache.lengths,
+            length=self._runtime.length,
+            min_rows=min_rows,
+            max_position=self._max_position,
         )
+        if with_features:
+            return self._runtime.forward_with_features(built)
+        return self._runtime.forward(built), None
 
     def _sample(
-        self, logits: Logits, rows: slice, share: Share, sequence: _Sequence, output: _Outputs
+        self, logits: Logits, rows: slice, share: Share, sequence: _Sequence, output: Outputs
     ) -> None:
         """Draw after each of the share's output tokens, whose logits are `rows` of [R, V]."""
         num_tokens = self.info.vocab_size
@@ -200,7 +194,7 @@ class CachedDecoder:
             output.token_ids.append(token_id)
             output.logprobs.append(logprob)
 
-    def _add_candidates(self, logits: Logits, rows: slice, output: _Outputs) -> None:
+    def _add_candidates(self, logits: Logits, rows: slice, output: Outputs) -> None:
         """Note the likeliest ids of `rows`, which are finite: they were sampled."""
         count, num_tokens = output.num_candidates, self.info.vocab_size
         if not count:
@@ -209,51 +203,6 @@ class CachedDecoder:
         if found is None:
             found = [likeliest(row[:num_tokens], count).tolist() for row in logits[rows]]
         output.candidate_ids += map(tuple, found)
-
-    def _check(self, calls: Seq[Extend]) -> None:
-        """Refuse the whole call with `DecoderFailed` before anything changes."""
-        if len({call.sequence_id for call in calls}) != len(calls):
-            raise DecoderFailed("a sequence is named twice in one call")
-        for call in calls:
-            name = f"sequence {call.sequence_id}"
-            sequence = self._sequences.get(call.sequence_id)
-            if sequence is None:
-                raise DecoderFailed(f"{name} is not open")
-            if not 0 <= call.start <= sequence.slot.length:
-                raise DecoderFailed(
-                    f"{name}: start {call.start}, the cache holds {sequence.slot.length} tokens"
-                )
-            num_tokens, steps = len(call.token_ids), call.num_draft_steps
-            if not 0 <= call.num_outputs <= num_tokens or num_tokens == 0:
-                raise DecoderFailed(f"{name}: {call.num_outputs} outputs of {num_tokens} tokens")
-            if steps < 0 or (steps and not call.num_outputs):
-                raise DecoderFailed(f"{name}: {steps} draft steps after {call.num_outputs} outputs")
-            if call.parents:
-                self._check_tree(name, call)
-            most = min(MAX_CANDIDATES, self.info.vocab_size)
-            if not 0 <= call.num_candidates <= most:
-                raise DecoderFailed(
-                    f"{name}: {call.num_candidates} candidates: allowed are 0 to {most}"
-                )
-            end = call.start + num_tokens + steps - len(call.parents) + tree.max_depth(call.parents)
-            if end > self.info.max_sequence_length:
-                raise DecoderFailed(
-                    f"{name} would hold {end} tokens: allowed are {self.info.max_sequence_length}"
-                )
-            self._check_ids(call.token_ids)
-
-    def _check_tree(self, name: str, call: Extend) -> None:
-        if call.num_draft_steps:
-            raise DecoderFailed(f"{name}: draft steps cannot follow a tree")
-        try:
-            tree.check(call.parents, num_outputs=call.num_outputs, max_rows=self._runtime.max_rows)
-        except DecoderFailed as error:
-            raise DecoderFailed(f"{name}: {error}") from None
-
-    def _check_ids(self, token_ids: Seq[int]) -> None:
-        for wrong in (min(token_ids), max(token_ids)):
-            if not 0 <= wrong < self._num_input_ids:
-                raise DecoderFailed(f"token id {wrong}: allowed are 0 to {self._num_input_ids - 1}")
 
 
 def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
@@ -287,6 +236,7 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
         exactness=finding.exactness,
         min_rows=finding.min_rows,
         precision=artifact.precision,
+        feature_size=artifact.feature_size,
     )
     return CachedDecoder(runtime, info, artifact, measure)
 

@@ -48,7 +48,7 @@ def test_bindings_of_slot_ranges_do_not_pile_up(runtime, monkeypatch):
     reference = run(runtime, Share(0, 0, TEXT, 6))
     for slot in (0, 1, 0, 2, 0, 3):
         assert np.array_equal(run(runtime, Share(slot, 0, TEXT, 6)), reference)
-    assert list(runtime._bindings) == [(0, 1), (3, 4)]  # the latest
+    assert list(runtime._bindings) == [(0, 1, ("logits",)), (3, 4, ("logits",))]  # the latest
 
 
 def test_a_pass_writes_only_the_new_positions(runtime):

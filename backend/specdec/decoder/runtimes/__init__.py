@@ -12,6 +12,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from specdec.artifact import Artifact
 from specdec.decoder.batch import Batch
 from specdec.errors import InvalidArtifact
@@ -35,6 +37,10 @@ class Logits(Protocol):
         ...
 
 
+# Features of a pass's rows: float32 [N, feature_size].
+Features = np.ndarray[Any, np.dtype[np.float32]]
+
+
 class Runtime(Protocol):
     """A loaded graph and its cache: keys and values of `num_slots` x `length` positions.
 
@@ -51,6 +57,10 @@ class Runtime(Protocol):
 
         Writes keys and values of slots [first, last) at write_index ... write_index + T - 1.
         """
+        ...
+
+    def forward_with_features(self, batch: Batch) -> tuple[Logits, Features]:
+        """The same, and the features of all N rows, valid as long. Needs a graph that has some."""
         ...
 
     def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> list[Draw] | None:

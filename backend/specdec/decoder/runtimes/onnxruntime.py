@@ -18,6 +18,7 @@ import onnxruntime as ort
 
 from specdec.artifact import GRAPH, Artifact
 from specdec.decoder.batch import INPUTS, Batch
+from specdec.decoder.runtimes import Features
 from specdec.errors import DecoderFailed, InvalidArtifact
 
 Array = np.ndarray[Any, Any]
@@ -48,10 +49,11 @@ class OnnxRuntime:
         self._row_shape = (artifact.num_key_value_heads, artifact.head_size)  # of one position
         names = [f"{kind}_{i}" for i in range(artifact.num_layers) for kind in ("key", "value")]
         self._caches = {name: self._new_cache(FIRST_LENGTH) for name in names}
-        self._logits = _aligned((1, artifact.vocab_size))
-        # (first, last) -> binding of those slots' memory: 2 x 2 x layers calls that only change
-        # with `resize`. Each keeps the other inputs of its last pass alive, so few stay.
-        self._bindings: dict[tuple[int, int], Any] = {}
+        sizes = {"logits": artifact.vocab_size, "features": artifact.feature_size}
+        self._outputs = {name: _aligned((1, size)) for name, size in sizes.items()}
+        # (first, last, outputs) -> binding of those slots' memory: 2 x 2 x layers calls that only
+        # change with `resize`. Each keeps the other inputs of its last pass alive, so few stay.
+        self._bindings: dict[tuple[int, int, tuple[str, ...]], Any] = {}
 
     def _new_cache(self, length: int) -> Array:
         heads, size = self._row_shape
@@ -59,18 +61,30 @@ class OnnxRuntime:
 
     def forward(self, batch: Batch) -> Array:
         """See `Runtime`. Raises `DecoderFailed` with ONNX Runtime's reason."""
-        binding = self._binding(batch.first, batch.last)
+        (logits,) = self._evaluate(batch, logits=len(batch.output_rows))
+        return logits
+
+    def forward_with_features(self, batch: Batch) -> tuple[Array, Features]:
+        """See `Runtime`. Raises `DecoderFailed` with ONNX Runtime's reason."""
+        num_rows = {"logits": len(batch.output_rows), "features": len(batch.input_ids)}
+        logits, features = self._evaluate(batch, **num_rows)
+        return logits, features
+
+    def _evaluate(self, batch: Batch, **num_rows: int) -> list[Array]:
+        """The outputs that are named, of so many rows each."""
+        binding = self._binding(batch.first, batch.last, tuple(num_rows))
         inputs = {name: np.ascontiguousarray(a) for name, a in batch.inputs().items()}
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        logits = self._room_for_logits(len(batch.output_rows))
-        binding.bind_output("logits", "cpu", 0, np.float32, list(logits.shape), logits.ctypes.data)
+        outputs = [self._room_for(name, count) for name, count in num_rows.items()]
+        for name, array in zip(num_rows, outputs, strict=True):
+            binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions share no other base class
             self._bindings.clear()
             raise DecoderFailed(f"the forward pass failed: {error}") from error
-        return logits
+        return outputs
 
     def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> None:
         """See `Runtime`: rows lie in this process's memory."""
@@ -78,13 +92,15 @@ class OnnxRuntime:
     def likeliest(self, logits: Any, rows: slice, num_tokens: int, count: int) -> None:
         """See `Runtime`: rows lie in this process's memory."""
 
-    def _room_for_logits(self, num_rows: int) -> Array:
-        if num_rows > len(self._logits):
-            self._logits = _aligned((num_rows, self._logits.shape[1]))
-        return self._logits[:num_rows]
+    def _room_for(self, output: str, num_rows: int) -> Array:
+        room = self._outputs[output]
+        if num_rows > len(room):
+            room = self._outputs[output] = _aligned((num_rows, room.shape[1]))
+        return room[:num_rows]
 
-    def _binding(self, first: int, last: int) -> Any:
-        binding = self._bindings.pop((first, last), None)
+    def _binding(self, first: int, last: int, outputs: tuple[str, ...]) -> Any:
+        """Of the cache; what else was ever bound to it stays bound, so one for each `outputs`."""
+        binding = self._bindings.pop((first, last, outputs), None)
         if binding is None:
             binding = self._session.io_binding()
             for name, cache in self._caches.items():
@@ -94,7 +110,7 @@ class OnnxRuntime:
                 binding.bind_output(f"present_{name}", *memory)
             if len(self._bindings) == MAX_BINDINGS:
                 del self._bindings[next(iter(self._bindings))]
-        self._bindings[first, last] = binding
+        self._bindings[first, last, outputs] = binding
         return binding
 
     def resize(self, length: int, kept: Seq[int]) -> None:
@@ -115,6 +131,13 @@ class OnnxRuntime:
 
 def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int) -> OnnxRuntime:
     """Create the session. Raises `InvalidArtifact` if the graph is missing or does not fit."""
+    session, path = open_session(directory, num_threads)
+    _check(session, artifact, path)
+    return OnnxRuntime(session, artifact, num_slots=num_slots)
+
+
+def open_session(directory: Path, num_threads: int) -> tuple[Any, Path]:
+    """The session of an artifact's graph, and the file it is from. Raises `InvalidArtifact`."""
     path = (directory / GRAPH).resolve()  # the weights lie beside the file, not beside a link
     if not path.is_file():
         raise InvalidArtifact(f"no graph in {directory} ({GRAPH} is missing): export again")
@@ -130,12 +153,14 @@ def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: in
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no other base class
         raise InvalidArtifact(f"{path} cannot be loaded: {error}") from error
-    _check(session, artifact, path)
-    return OnnxRuntime(session, artifact, num_slots=num_slots)
+    return session, path
 
 
-def _check(session: Any, artifact: Artifact, path: Path) -> None:
-    """Compare the graph with its description: a mix-up would read foreign memory."""
+def check_cache(session: Any, artifact: Artifact, path: Path) -> dict[str, list[Any]]:
+    """Compare the graph's cache with its description: a mix-up would read foreign memory.
+
+    Returns the shapes of the other inputs. Raises `InvalidArtifact`.
+    """
     shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     wanted = [artifact.num_key_value_heads, artifact.head_size]
     for i in range(artifact.num_layers):
@@ -145,10 +170,17 @@ def _check(session: Any, artifact: Artifact, path: Path) -> None:
                 raise InvalidArtifact(
                     f"{path}: {name} is {shape}, expected [B, {wanted[0]}, S, {wanted[1]}]"
                 )
+    return shapes
+
+
+def _check(session: Any, artifact: Artifact, path: Path) -> None:
+    """Compare the graph with its description."""
+    shapes = check_cache(session, artifact, path)
     if set(shapes) != set(INPUTS):
         raise InvalidArtifact(f"{path}: inputs are {sorted(shapes)}, expected {sorted(INPUTS)}")
-    (logits,) = (t for t in session.get_outputs() if t.name == "logits")
-    if logits.shape[1] != artifact.vocab_size:
-        raise InvalidArtifact(
-            f"{path}: logits have {logits.shape[1]} columns, expected {artifact.vocab_size}"
-        )
+    columns = {tensor.name: tensor.shape[-1] for tensor in session.get_outputs()}
+    for name, size in (("logits", artifact.vocab_size), ("features", artifact.feature_size)):
+        if columns.get(name, 0) != size:
+            raise InvalidArtifact(
+                f"{path}: {name} have {columns.get(name, 0)} columns, expected {size}"
+            )

@@ -22,7 +22,7 @@ from specdec.artifact import Artifact
 from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Batch
 from specdec.decoder.buckets import pad
 from specdec.decoder.cuda import Buffer, Cuda, DeviceLogits
-from specdec.decoder.runtimes import Draw
+from specdec.decoder.runtimes import Draw, Features
 from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.plan import PLAN, Plan, import_tensorrt
 
@@ -121,6 +121,13 @@ class TensorRTRuntime:
             self._replays.clear()
             raise DecoderFailed(f"the forward pass failed: {error}") from error
         return DeviceLogits(self._cuda, self._logits[: len(batch.output_rows)])
+
+    def forward_with_features(self, batch: Batch) -> tuple[DeviceLogits, Features]:
+        """See `Runtime`."""
+        logits = self.forward(batch)
+        with self._cuda.active():
+            features: Features = self._features[: len(batch.input_ids)].cpu().numpy()
+        return logits, features
 
     def _run(self, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
         """Replay the pass if it was recorded, else queue it; record it when it comes again."""

@@ -1,0 +1,46 @@
+"""What one `extend` has found for one sequence so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specdec.types import Extend, Extended
+
+Array = np.ndarray[Any, Any]
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(slots=True)
+class Outputs:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    candidate_ids: list[tuple[int, ...]] = field(default_factory=list)
+    features: list[Array] = field(default_factory=list)  # float16, of each pass
+    # Wanted of the rows to come.
+    num_candidates: int = 0
+    wants_features: bool = False
+
+    @classmethod
+    def of(cls, call: Extend) -> Outputs:
+        return cls(num_candidates=call.num_candidates, wants_features=call.wants_features)
+
+    def end_of_given(self) -> None:
+        """Draft steps follow: of their rows nothing is wanted but the draws."""
+        self.num_candidates, self.wants_features = 0, False
+
+    def add_features(self, rows: Array) -> None:
+        """float32 [tokens of a pass, feature_size]. What float16 cannot hold becomes its largest
+        number: some models have such rows, and an infinity would spoil all that a head reads."""
+        self.features.append(np.clip(rows, -_LARGEST, _LARGEST).astype(np.float16))
+
+    def extended(self) -> Extended:
+        return Extended(
+            tuple(self.token_ids),
+            tuple(self.logprobs),
+            tuple(self.candidate_ids),
+            np.concatenate(self.features) if self.features else None,
+        )
