@@ -6,6 +6,7 @@ import pytest
 
 from specdec.client import RequestRejected
 from specdec.client.protocol import ResponseReader, build_request
+from specdec.speculation.contract import OUTPUTS
 from support.fake_service import Call, final, tokens
 
 ALWAYS = (
@@ -13,7 +14,6 @@ ALWAYS = (
     "exclude_input_in_output",
     "return_output_ids",
     "return_num_input_tokens",
-    "return_num_output_tokens",
     "return_perf_metrics",
 )
 
@@ -38,6 +38,14 @@ def test_a_prompt_and_nothing_else():
     assert found.pop("text_input") == ["Grüße"]
     assert found.pop("max_tokens") == [256]
     assert found == {name: [True] for name in ALWAYS}
+
+
+def test_only_outputs_that_are_read_are_asked_for_and_the_server_has_them_all():
+    declared = {field.name for field in OUTPUTS}
+    plain = {o.name for o in build_request("speculative", "x", None, None, {}).outputs}
+    more = build_request("speculative", "x", None, None, {"return_logprobs": True}).outputs
+    assert plain < declared
+    assert {o.name for o in more} - plain == {"output_log_probs"}
 
 
 def test_every_option_has_its_tensor():

@@ -73,12 +73,12 @@ WAYS = [stopped_stream, deadline, killed_client, closed_http_stream]
 def test_leaving_frees_the_slot_at_once(served, way):
     before = served.settled_metrics()
     with way(served):
-        neighbour = served.call(text_input="neighbour", max_tokens=150)
+        neighbour = served.call(text_input="neighbour", max_tokens=500)
         neighbour.read()
         wait_until(lambda: served.metrics()["num_requests_running"] == 2, 2)
     wait_until(lambda: served.metrics()["num_requests_running"] <= 1, 1)
     answer = neighbour.finish()
-    assert answer.bits == served.ask("neighbour", max_tokens=150, num_draft_tokens=0).bits
+    assert answer.bits == served.ask("neighbour", max_tokens=500, num_draft_tokens=0).bits
     served.wait_idle(1)
     after = served.settled_metrics()
     assert after["requests_cancelled_total"] == before["requests_cancelled_total"] + 1
