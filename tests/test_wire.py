@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specdec import wire
 from specdec.types import Extend
 from support.decoding import GREEDY
-from support.fakes import VOCAB_SIZE, ScriptedDecoder
+from support.fakes import FEATURE_SIZE, VOCAB_SIZE, ScriptedDecoder, features_after
 from support.trees import trees
 
 PLAIN = {
@@ -44,21 +44,30 @@ class Link:
 
 
 def extends():
-    """Chains, trees and prefill chunks, with candidates or without."""
+    """Chains, trees and prefill chunks, with candidates and features or without."""
     tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=4)
-    candidates = st.integers(0, 3)
     chain = st.builds(
-        lambda ids, draft_steps, n: Extend(0, 0, ids, len(ids), draft_steps, num_candidates=n),
-        tokens, st.integers(0, 3), candidates,
+        lambda ids, draft_steps: Extend(0, 0, ids, len(ids), draft_steps),
+        tokens, st.integers(0, 3),
     )  # fmt: skip
-    chunk = st.builds(lambda ids, n: Extend(0, 0, ids, 0, num_candidates=n), tokens, candidates)
+    chunk = st.builds(lambda ids: Extend(0, 0, ids, 0), tokens)
     tree = st.builds(
-        lambda ids, parents, n: Extend(
-            0, 0, ids + [7] * len(parents), 1 + len(parents), 0, parents, n
+        lambda ids, parents: Extend(
+            0, 0, ids + [7] * len(parents), 1 + len(parents), 0, parents
         ),
-        tokens, trees(6), candidates,
+        tokens, trees(6),
     )  # fmt: skip
-    return st.one_of(chain, chunk, tree)
+    return st.builds(
+        lambda call, n, wants: call._replace(num_candidates=n, wants_features=wants),
+        st.one_of(chain, chunk, tree), st.integers(0, 3), st.booleans(),
+    )  # fmt: skip
+
+
+def plain(sequences):
+    """With features as lists, which compare as the rest does."""
+    return [
+        s._replace(features=None if s.features is None else s.features.tolist()) for s in sequences
+    ]
 
 
 @given(st.lists(extends(), max_size=6))
@@ -68,11 +77,14 @@ def test_a_remote_decoder_is_the_local_one(some):
     for decoder in (link.remote, local):
         for i in range(len(calls)):
             decoder.open(i, PROMPT, GREEDY)
-    assert link.remote.extend(calls).sequences == local.extend(calls).sequences
+    found, expected = link.remote.extend(calls).sequences, local.extend(calls).sequences
+    assert plain(found) == plain(expected)
+    assert all(s.features is None or s.features.dtype == np.float16 for s in found)
     received = [c._replace(parents=tuple(c.parents)) for c in link.decoder.calls[-1]]
     assert received == calls
     assert ("parents" in link.sent) == any(c.parents for c in calls)
     assert ("candidate_ids" in link.wanted) == any(c.num_candidates for c in calls)
+    assert ("features" in link.wanted) == any(c.wants_features for c in calls)
 
 
 def test_plain_calls_carry_nothing_more():
@@ -92,6 +104,9 @@ def test_only_what_a_call_needs_crosses():
     link.remote.extend([Extend(1, 0, PROMPT, 1, num_candidates=2)])
     assert set(link.sent) == PLAIN | {"num_candidates"}
     assert link.wanted == (*wire.RESULTS["extend"], "candidate_ids")
+    link.remote.extend([Extend(1, 0, PROMPT, 1, wants_features=True)])
+    assert set(link.sent) == PLAIN | {"wants_features"}
+    assert link.wanted == (*wire.RESULTS["extend"], "features")
 
 
 def test_a_chain_beside_a_tree_stays_a_chain():
@@ -118,3 +133,23 @@ def test_arrays_that_do_not_add_up_are_our_fault():
         wire.serve(link.decoder, {**link.sent, "parents": np.array([-1], np.int32)})
     with pytest.raises(AssertionError):
         wire.serve(link.decoder, {**link.sent, "token_ids": np.array([1, 2], np.int32)})
+
+
+def test_features_go_to_who_wants_them():
+    link = Link()
+    calls = [
+        Extend(1, 0, PROMPT, 0),
+        Extend(2, 0, PROMPT, 1, 2, wants_features=True),
+        Extend(3, 0, [*PROMPT, 6, 7], 3, parents=(-1, -1), wants_features=True),
+    ]
+    for call in calls:
+        link.remote.open(call.sequence_id, PROMPT, GREEDY)
+    none, chain, tree = (s.features for s in link.remote.extend(calls).sequences)
+    assert none is None
+    assert (chain.shape, tree.shape) == ((5, FEATURE_SIZE), (7, FEATURE_SIZE))
+    for rows, texts in (
+        (chain, [PROMPT[:i] for i in range(1, 6)]),
+        (tree[5:], [[*PROMPT, 6], [*PROMPT, 7]]),
+    ):
+        assert np.array_equal(rows, [features_after(text) for text in texts])
+    assert link.remote.describe().feature_size == FEATURE_SIZE

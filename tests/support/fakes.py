@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from specdec.drafters.base import Drafter, ProposeResult
 from specdec.errors import DecoderFailed, SpecdecError
 from specdec.types import (
@@ -18,12 +20,19 @@ from specdec.types import (
 )
 
 VOCAB_SIZE = 50
+FEATURE_SIZE = 6
 NextToken = Callable[[Sequence[int]], int]
 
 
 def hash_text(token_ids: Sequence[int], memory: int = 2) -> int:
     """A target whose next token is a fixed function of the last `memory` tokens; never 0."""
     return 1 + zlib.crc32(bytes(token_ids[-memory:])) % (VOCAB_SIZE - 1)
+
+
+def features_after(token_ids: Sequence[int]) -> np.ndarray:
+    """The scripted target's features of a text's last token: float16 [FEATURE_SIZE]."""
+    seed = zlib.crc32(np.asarray(token_ids, np.int32).tobytes())
+    return np.random.default_rng(seed).standard_normal(FEATURE_SIZE).astype(np.float16)
 
 
 def reference_text(prompt_ids: Sequence[int], num_tokens: int, target: NextToken) -> list[int]:
@@ -52,7 +61,13 @@ class ScriptedDecoder:
     ) -> None:
         self.next_token = next_token
         self.info = DecoderInfo(
-            max_sequences, max_sequence_length, VOCAB_SIZE, "bitwise", 2, "scripted"
+            max_sequences,
+            max_sequence_length,
+            VOCAB_SIZE,
+            "bitwise",
+            2,
+            "scripted",
+            feature_size=FEATURE_SIZE,
         )
         self.fail_at = set(fail_at)
         self.num_reused = num_reused
@@ -91,10 +106,12 @@ class ScriptedDecoder:
         del cache[call.start :]
         root = len(call.token_ids) - len(call.parents)
         cache += call.token_ids[:root]
+        given = [cache[: call.start + i] for i in range(1, root + 1)]
         texts = [cache[: len(cache) - i] for i in reversed(range(call.num_outputs))]
         if call.parents:
             assert not call.num_draft_steps
             texts = self._tree(call, root)
+            given += texts[1:]
         assert all(len(text) <= self.info.max_sequence_length for text in texts)
         sampled = [self.next_token(text) for text in texts]
         candidates = [self.candidates(text, call.num_candidates) for text in texts]
@@ -106,6 +123,7 @@ class ScriptedDecoder:
             tuple(sampled),
             tuple(-float(t) for t in sampled),
             tuple(candidates) if call.num_candidates else (),
+            np.stack([features_after(text) for text in given]) if call.wants_features else None,
         )
 
     def _tree(self, call: Extend, root: int) -> list[list[int]]:

@@ -16,6 +16,7 @@ from specdec.decoder.batch import Batch
 from specdec.errors import DecoderFailed
 
 VOCAB_SIZE = 40
+FEATURE_SIZE = 3
 EMPTY = -1  # a position nothing was written to
 
 
@@ -27,8 +28,8 @@ def artifact(**changes: object) -> Artifact:
         "num_layers": 1,
         "num_key_value_heads": 1,
         "head_size": 1,
-        "hidden_size": 3,
-        "feature_layers": (),
+        "hidden_size": FEATURE_SIZE,
+        "feature_layers": (1,),
         "vocab_size": VOCAB_SIZE,
         "num_tokens": VOCAB_SIZE - 2,
         "max_position_embeddings": 4096,
@@ -46,6 +47,12 @@ def logits_after(tokens: Sequence[int]) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(VOCAB_SIZE) * 2).astype(np.float32)
 
 
+def features_after(tokens: Sequence[int]) -> np.ndarray:
+    """Its features [FEATURE_SIZE] of the last of these tokens; the first is beyond float16."""
+    tokens = np.asarray(tokens)
+    return np.array([1e5, tokens[-1], zlib.crc32(tokens.astype(np.int32)) % 1999], np.float32)
+
+
 class TokenRuntime:
     """See `Runtime`. `unstable(batch)` says which passes add up in another order."""
 
@@ -57,6 +64,7 @@ class TokenRuntime:
         self.keys = np.full((num_slots, 256), EMPTY)
         self.batches: list[Batch] = []
         self.num_copied = 0
+        self.num_with_features = 0  # passes
         self._unstable = unstable
         self.fail_at = set(fail_at)  # numbers of passes, from 0, that write and then fail
 
@@ -81,10 +89,18 @@ class TokenRuntime:
             raise DecoderFailed(f"pass {number} was told to fail")
         return np.stack([self._row(batch, row) for row in batch.output_rows])
 
-    def _row(self, batch: Batch, row: int) -> np.ndarray:
+    def forward_with_features(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        self.num_with_features += 1
+        logits = self.forward(batch)
+        rows = range(len(batch.input_ids))
+        return logits, np.stack([features_after(self._seen(batch, row)) for row in rows])
+
+    def _seen(self, batch: Batch, row: int) -> np.ndarray:
         b, place = divmod(int(batch.flat_index[row]), batch.row_index.shape[1])
-        seen = self.keys[batch.first + b][batch.attention_mask[b, 0, place]]
-        logits = logits_after(seen)
+        return self.keys[batch.first + b][batch.attention_mask[b, 0, place]]
+
+    def _row(self, batch: Batch, row: int) -> np.ndarray:
+        logits = logits_after(self._seen(batch, row))
         if self._unstable is not None and self._unstable(batch):
             logits = np.nextafter(logits, np.float32(9))
         return logits

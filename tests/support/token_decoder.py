@@ -7,7 +7,7 @@ import numpy as np
 from specdec.decoder.decoder import CachedDecoder
 from specdec.sampling import sample
 from specdec.types import DecoderInfo, Extend, SamplingParams
-from support.runtimes import VOCAB_SIZE, TokenRuntime, artifact, logits_after
+from support.runtimes import FEATURE_SIZE, VOCAB_SIZE, TokenRuntime, artifact, logits_after
 from support.trees import path
 
 LIMIT = VOCAB_SIZE - 2  # ids that may be emitted
@@ -25,9 +25,24 @@ SAMPLED = SamplingParams(
 PROMPT = [3, 14, 15, 9, 26, 5]
 
 
-def make(runtime=None, *, max_length: int = 300, min_rows: int = 2, **runtime_args):
+def make(
+    runtime=None,
+    *,
+    max_length: int = 300,
+    min_rows: int = 2,
+    feature_size: int = FEATURE_SIZE,
+    **runtime_args,
+):
     runtime = runtime or TokenRuntime(**runtime_args)
-    info = DecoderInfo(runtime.num_slots, max_length, LIMIT, "bitwise", min_rows, "fp32")
+    info = DecoderInfo(
+        runtime.num_slots,
+        max_length,
+        LIMIT,
+        "bitwise",
+        min_rows,
+        "fp32",
+        feature_size=feature_size,
+    )
     return CachedDecoder(runtime, info, artifact()), runtime
 
 
