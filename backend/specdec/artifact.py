@@ -20,13 +20,15 @@ from specdec.errors import InvalidArtifact
 FORMAT = 2
 FILE = "specdec.json"
 GRAPH = "model.onnx"
+HEAD = "eagle"  # the architecture of a head, which is no decoder
+STATIC_IDS = "specdec.static_ids"  # metadata of its graph: JSON, the ids it always may propose
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """Shapes and identity of one exported model; all from the model's own config."""
 
-    architecture: str  # model_type of the Hugging Face config
+    architecture: str  # model_type of the Hugging Face config, or HEAD
     runtime: str  # "onnxruntime"
     precision: str  # fp32, int8, int4
     num_layers: int
@@ -34,7 +36,7 @@ class Artifact:
     head_size: int
     hidden_size: int  # of a row between layers
     # Layers whose inputs the graph gives out for a trained head, rising; `num_layers` stands for
-    # the final norm's. Empty: it gives out none.
+    # the final norm's. Empty: it gives out none. Of a head: those of its target that it reads.
     feature_layers: tuple[int, ...]
     vocab_size: int  # columns of the logits, padding included
     num_tokens: int  # ids the tokenizer knows; larger ids are never emitted

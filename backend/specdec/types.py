@@ -219,3 +219,52 @@ class Decoder(Protocol):
     def close(self, sequences: Seq[tuple[int, int]]) -> None:
         """Free the slots of (sequence_id, committed length); unknown ids are ignored. What was
         committed stays in the cache for prefix reuse until the slot is needed."""
+
+
+class HeadCall(NamedTuple):
+    """One sequence's share of a call to an EAGLE head.
+
+    The cache is first rewound to `start` rows, then one row per token is appended: it pairs the
+    hidden states the target had at one position with the token at the next. From the last row the
+    head goes on by itself, along `carry` and then as a tree; of these nothing stays in the cache.
+    """
+
+    sequence_id: int
+    start: int  # rows this call builds on; at most the present ones
+    token_ids: Seq[int]  # [num_rows], at least one
+    features: Features  # [num_rows, feature_size]
+    carry: Seq[int] = ()  # tokens all but certain to follow
+    max_tokens: int = 0  # of the tree; 0: none is wanted
+    max_depth: int = 1  # of the tree; one pass each
+    width: int = 1  # branches of a token, and tokens that a pass goes on from; 1 is a chain
+    least: float = 0.0  # a token whose path is less likely is left out
+
+
+class HeadDraft(NamedTuple):
+    """The likeliest tree the head found: the likeliest first, parents before their children."""
+
+    token_ids: tuple[int, ...] = ()  # [num_draft_tokens]
+    parents: tuple[int, ...] = ()  # [num_draft_tokens] as in `Proposal`
+    logprobs: tuple[float, ...] = ()  # [num_draft_tokens] of each, given its parent
+
+
+class HeadResult(NamedTuple):
+    drafts: list[HeadDraft]  # in the order of the calls
+    compute_seconds: float  # inside the head
+
+
+class Head(Protocol):
+    """An EAGLE head and its cache. Where nothing else is said, as `Decoder`."""
+
+    def describe(self) -> DecoderInfo: ...
+
+    def reset(self) -> None: ...
+
+    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
+        """Give the sequence a slot; returns 0, for a cache of rows is never reused. The prompt's
+        tokens are among those the head may propose."""
+        ...
+
+    def draft(self, calls: Seq[HeadCall]) -> HeadResult: ...
+
+    def close(self, sequences: Seq[tuple[int, int]]) -> None: ...

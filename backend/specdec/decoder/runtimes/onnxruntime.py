@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -34,6 +34,18 @@ def _aligned(shape: tuple[int, ...]) -> Array:
     raw = np.zeros(size + _ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return raw[offset : offset + size].view(np.float32).reshape(shape)
+
+
+class Pass(Protocol):
+    """What a graph is fed: a `Batch`, or what another kind of model needs."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    def inputs(self) -> dict[str, Array]: ...
 
 
 class OnnxRuntime:
@@ -70,7 +82,7 @@ class OnnxRuntime:
         logits, features = self._evaluate(batch, **num_rows)
         return logits, features
 
-    def _evaluate(self, batch: Batch, **num_rows: int) -> list[Array]:
+    def _evaluate(self, batch: Pass, **num_rows: int) -> list[Array]:
         """The outputs that are named, of so many rows each."""
         binding = self._binding(batch.first, batch.last, tuple(num_rows))
         inputs = {name: np.ascontiguousarray(a) for name, a in batch.inputs().items()}

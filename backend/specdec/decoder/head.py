@@ -1,0 +1,296 @@
+"""An EAGLE head with its cache: the `Head` protocol over a runtime.
+
+One `draft` is: check everything, rewind, append the committed rows, then go on along the carry and
+grow the trees. All sequences of a call share its passes; each is where its own rows have brought
+it, so one may still catch up while another grows.
+
+    pass 1   committed rows of A | of B
+    pass 2   A's carry           | B: the likeliest tokens of the root
+    pass 3   A: likeliest ...    | B: the likeliest of all its tokens ...
+
+Rows are numbered from the first one a sequence ever had, and so are their rotary positions: only
+distances between positions matter, so a head may begin anywhere in a text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec.artifact import Artifact
+from specdec.config import DecoderConfig
+from specdec.decoder import batch, head_batch, head_runtime
+from specdec.decoder.batch import MAX_SHARED_ROWS
+from specdec.decoder.cache import Cache, Slot
+from specdec.decoder.costs import load_or_measure
+from specdec.decoder.head_batch import Floats, HeadShare, Row
+from specdec.decoder.head_growth import ROOT, Growth
+from specdec.decoder.head_runtime import HeadRuntime
+from specdec.decoder.head_vocabulary import Best, Columns, OwnIds, columns
+from specdec.errors import DecoderFailed
+from specdec.types import (
+    DecoderInfo,
+    HeadCall,
+    HeadDraft,
+    HeadResult,
+    PassCost,
+    SamplingParams,
+)
+
+MAX_TREE_TOKENS = MAX_SHARED_ROWS  # what a target can verify
+MAX_OWN_ROWS = 256  # rows behind the committed ones, of one sequence in one call
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    slot: Slot
+    own_ids: OwnIds
+
+
+class _Got(NamedTuple):
+    """What a pass gave one sequence."""
+
+    hidden: Floats  # [its rows, H]
+    best: list[Best]  # [num_outputs]
+
+
+_Steps = Generator[HeadShare, _Got, HeadDraft]
+
+
+def _steps(call: HeadCall, slot: int) -> _Steps:
+    """One sequence's call: yields its share of every pass and is sent what that gave."""
+    place = call.start + len(call.token_ids)
+    share = partial(HeadShare, slot, place)
+    wanted = call.max_tokens > 0
+    is_last = wanted and not call.carry
+    got = yield share(call.start, call.token_ids, int(is_last), features=call.features)
+    if not wanted:
+        return HeadDraft()
+    path: tuple[int, ...] = ()
+    for number, token_id in enumerate(call.carry, start=1):
+        row = Row(token_id, path, got.hidden[-1])
+        got = yield share(place, [token_id], int(number == len(call.carry)), rows=[row])
+        path, place = (*path, place), place + 1
+    growth = Growth(call)
+    growth.add(ROOT, *got.best[0])
+    paths, states = {ROOT: path}, {ROOT: got.hidden[-1]}
+    while numbers := growth.next():
+        parents = [growth.parent(i) for i in numbers]
+        rows = [
+            Row(growth.token_id(i), paths[p], states[p])
+            for i, p in zip(numbers, parents, strict=True)
+        ]
+        got = yield share(place, [row.token_id for row in rows], len(rows), rows=rows)
+        for number, row, state, best in zip(numbers, rows, got.hidden, got.best, strict=True):
+            paths[number], states[number] = (*row.before, place), state
+            growth.add(number, *best)
+            place += 1
+    return growth.draft()
+
+
+class HeadDecoder:
+    """See `Head`. Between calls a slot holds a sequence's committed rows and nothing else."""
+
+    def __init__(
+        self,
+        runtime: HeadRuntime,
+        info: DecoderInfo,
+        artifact: Artifact,
+        measure: Callable[[], tuple[PassCost, ...]] | None = None,
+    ) -> None:
+        """`measure`: see `CachedDecoder`."""
+        self._runtime = runtime
+        self.info = info
+        self._artifact = artifact
+        self._measure = measure
+        self._is_static = np.zeros(artifact.vocab_size, np.bool_)
+        self._is_static[runtime.static_ids] = True
+        longest = info.max_sequence_length + MAX_OWN_ROWS
+        self._cache = Cache(runtime, max_length=longest)
+        self._sequences: dict[int, _Sequence] = {}
+
+    def describe(self) -> DecoderInfo:
+        """See `Decoder`. Costs are measured as those of a `CachedDecoder` are."""
+        measure, self._measure = self._measure, None
+        if measure is not None:
+            self.info = self.info._replace(costs=measure())
+        return self.info
+
+    def reset(self) -> None:
+        """See `Decoder`."""
+        self.close([(sequence_id, 0) for sequence_id in self._sequences])
+
+    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
+        """See `Head`. Raises `DecoderFailed`: id in use, an unknown token, no free slot."""
+        if sequence_id in self._sequences:
+            raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
+        self._check_ids(prompt_ids)
+        self._measure = None
+        sequence = _Sequence(self._cache.open(np.zeros(0, np.int32)), OwnIds(self._is_static))
+        sequence.own_ids.see(prompt_ids)
+        self._sequences[sequence_id] = sequence
+        return 0
+
+    def close(self, sequences: Seq[tuple[int, int]]) -> None:
+        """See `Decoder`."""
+        for sequence_id, _ in list(sequences):
+            sequence = self._sequences.pop(sequence_id, None)
+            if sequence is not None:
+                self._cache.close(sequence.slot, 0)
+
+    def draft(self, calls: Seq[HeadCall]) -> HeadResult:
+        """See `Head`. Nothing changes if a call is refused.
+
+        If a pass fails, the sequences of the call are cut back to what is certain.
+        """
+        began = time.perf_counter()
+        self._check(calls)
+        sequences = [self._sequences[call.sequence_id] for call in calls]
+        for call, sequence in zip(calls, sequences, strict=True):
+            sequence.slot.length = call.start  # rewind
+            sequence.own_ids.see(call.token_ids)
+        shared = columns(self._runtime.static_ids, [s.own_ids for s in sequences])
+        steps = [
+            _steps(call, sequence.slot.index)
+            for call, sequence in zip(calls, sequences, strict=True)
+        ]
+        try:
+            drafts = self._run(steps, calls, sequences, shared)
+        finally:
+            for call, sequence in zip(calls, sequences, strict=True):
+                committed = call.start + len(call.token_ids)
+                sequence.slot.length = min(sequence.slot.length, committed)
+        return HeadResult(drafts, time.perf_counter() - began)
+
+    def _run(
+        self,
+        steps: Seq[_Steps],
+        calls: Seq[HeadCall],
+        sequences: Seq[_Sequence],
+        shared: Columns,
+    ) -> list[HeadDraft]:
+        """Pass after pass, until every sequence is done."""
+        drafts = [HeadDraft()] * len(steps)
+        going = {i: next(step) for i, step in enumerate(steps)}  # by number in the call
+        while going:
+            numbers = {share.slot: i for i, share in going.items()}
+            plain = [share.plain for share in going.values()]
+            for group in batch.plan(plain, length=self._runtime.length):
+                members = [numbers[share.slot] for share in group]
+                outputs = self._pass([going[i] for i in members], shared)
+                for i, (hidden, logits) in zip(members, outputs, strict=True):
+                    share = going.pop(i)
+                    sequences[i].slot.length = share.start + len(share.token_ids)
+                    got = _Got(hidden, shared.best(logits, i, calls[i].width))
+                    try:
+                        going[i] = steps[i].send(got)
+                    except StopIteration as end:
+                        drafts[i] = end.value
+        return drafts
+
+    def _pass(self, shares: Seq[HeadShare], shared: Columns) -> Iterator[tuple[Floats, Floats]]:
+        """One pass: per share, hidden states of its rows and logits of its outputs."""
+        first, last = min(s.slot for s in shares), max(s.slot for s in shares) + 1
+        self._cache.make_room(first, last, batch.num_places([s.plain for s in shares], 1))
+        outputs = self._runtime.evaluate(
+            head_batch.build(
+                shares,
+                self._cache.lengths,
+                length=self._runtime.length,
+                max_position=self._artifact.max_position_embeddings,
+                feature_size=self._artifact.feature_size,
+                hidden_size=self._artifact.hidden_size,
+                extra_ids=shared.extra_ids,
+            )
+        )
+        if not np.isfinite(outputs.hidden).all():
+            raise DecoderFailed("the head's hidden states are not finite")
+        ends = np.cumsum([len(s.token_ids) for s in shares])
+        last_outputs = np.cumsum([s.num_outputs for s in shares])
+        return zip(
+            np.split(outputs.hidden[: ends[-1]], ends[:-1]),
+            np.split(outputs.logits[: last_outputs[-1]], last_outputs[:-1]),
+            strict=True,
+        )
+
+    def _check(self, calls: Seq[HeadCall]) -> None:
+        """Refuse the whole call with `DecoderFailed` before anything changes."""
+        if len({call.sequence_id for call in calls}) != len(calls):
+            raise DecoderFailed("a sequence is named twice in one call")
+        for call in calls:
+            name = f"sequence {call.sequence_id}"
+            sequence = self._sequences.get(call.sequence_id)
+            if sequence is None:
+                raise DecoderFailed(f"{name} is not open")
+            if not 0 <= call.start <= sequence.slot.length:
+                raise DecoderFailed(
+                    f"{name}: start {call.start}, the cache holds {sequence.slot.length} rows"
+                )
+            wanted = (len(call.token_ids), self._artifact.feature_size)
+            if not call.token_ids or call.features.shape != wanted:
+                raise DecoderFailed(f"{name}: features {call.features.shape}, expected {wanted}")
+            end = call.start + len(call.token_ids)
+            if end > self.info.max_sequence_length:
+                raise DecoderFailed(
+                    f"{name} would hold {end} rows: allowed are {self.info.max_sequence_length}"
+                )
+            _check_tree(name, call)
+            self._check_ids([*call.token_ids, *call.carry])
+
+    def _check_ids(self, token_ids: Seq[int]) -> None:
+        for wrong in (min(token_ids), max(token_ids)) if token_ids else ():
+            if not 0 <= wrong < self._artifact.vocab_size:
+                raise DecoderFailed(
+                    f"token id {wrong}: allowed are 0 to {self._artifact.vocab_size - 1}"
+                )
+
+
+def _check_tree(name: str, call: HeadCall) -> None:
+    if not 0 <= call.max_tokens <= MAX_TREE_TOKENS:
+        raise DecoderFailed(
+            f"{name}: a tree of {call.max_tokens} tokens: allowed are 0 to {MAX_TREE_TOKENS}"
+        )
+    if call.max_depth < 1 or not 1 <= call.width <= MAX_TREE_TOKENS:
+        raise DecoderFailed(
+            f"{name}: depth {call.max_depth}, width {call.width}: allowed are 1 and more, and 1 "
+            f"to {MAX_TREE_TOKENS}"
+        )
+    num_rows = len(call.carry) + (call.max_depth - 1) * call.width
+    if call.max_tokens and num_rows > MAX_OWN_ROWS:
+        raise DecoderFailed(
+            f"{name}: {num_rows} rows behind the committed ones: allowed are {MAX_OWN_ROWS}"
+        )
+
+
+def load_head(config: DecoderConfig, artifact: Artifact, directory: Path) -> HeadDecoder:
+    """Load an exported head.
+
+    Args:
+        directory: the artifact's.
+
+    Raises:
+        InvalidArtifact: it is damaged, or its graph is no head's.
+    """
+    runtime = head_runtime.load(
+        artifact, directory, num_slots=config.max_sequences, num_threads=config.threads
+    )
+    measure = partial(
+        load_or_measure, runtime, artifact, directory, min_rows=1, num_threads=config.threads
+    )
+    info = DecoderInfo(
+        max_sequences=config.max_sequences,
+        max_sequence_length=min(config.max_sequence_length, artifact.max_position_embeddings),
+        vocab_size=min(artifact.num_tokens, artifact.vocab_size),
+        exactness="distribution",
+        min_rows=1,
+        precision=artifact.precision,
+        feature_size=artifact.feature_size,
+    )
+    return HeadDecoder(runtime, info, artifact, measure)

@@ -1,0 +1,150 @@
+"""One export of a head: trained folder and exported target -> graph and description.
+
+The draft's static ids, in the order of the logits' first columns, are in the graph's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.progress import Progress
+
+from specdec.artifact import HEAD, STATIC_IDS, Artifact
+from specdec.errors import InvalidArtifact, UnsupportedModel
+from specdec.export.exporter import (
+    VERSION_DIRECTORY,
+    Exported,
+    graph_provenance,
+    partial_directory,
+    publish,
+    write_config,
+)
+from specdec.export.forms import OnnxForm
+from specdec.export.graph import VERSION
+from specdec.export.head_graph import HeadArchitecture, HeadWriter
+from specdec.export.head_source import TargetTables, TrainedHead
+from specdec.export.quantize import Precision
+
+
+def export_head(
+    trained: Path,
+    target: Path,
+    output: Path,
+    *,
+    precision: Precision = Precision.fp32,
+    progress: Progress,
+    force: bool = False,
+) -> Exported:
+    """Export into `output`/1, and write `output`/config.pbtxt if there is none.
+
+    What is there and was made from the same head, target and precision is kept unless `force`.
+
+    Args:
+        trained: the folder that training wrote.
+        target: the version directory of the exported target.
+
+    Raises:
+        InvalidArtifact, UnsupportedModel: about the head or the target.
+        InvalidRequest: `output` cannot be written.
+    """
+    head, of_target = TrainedHead.read(trained), Artifact.read(target)
+    _check_features(head, of_target, target)
+    directory = output / VERSION_DIRECTORY
+    provenance = {
+        "specdec.source": f"{head.sha256} for {of_target.weights_sha256}",
+        "specdec.precision": precision.value,
+        "specdec.exporter": str(VERSION),
+    }
+    found = None if force else _up_to_date(directory, provenance)
+    if found is not None:
+        write_config(output)
+        return Exported(found, directory, True, None)
+    with partial_directory(output) as partial:
+        sha256 = _write_graph(
+            head, target, partial, precision=precision, provenance=provenance, progress=progress
+        )
+        made = replace(
+            of_target,  # whose tokens, positions and ends it shares
+            architecture=HEAD,
+            runtime="onnxruntime",
+            precision=precision.value,
+            num_layers=head.num_blocks,
+            num_key_value_heads=head.shape.num_key_value_heads,
+            head_size=head.shape.head_size,
+            hidden_size=head.shape.hidden_size,
+            feature_layers=head.feature_layers,
+            weights_sha256=sha256,
+            source=f"{trained.resolve().name} for {of_target.source}",
+        )
+        made.write(partial)
+        publish(partial, directory)
+    write_config(output)
+    return Exported(made, directory, False, None)
+
+
+def _write_graph(
+    head: TrainedHead,
+    target: Path,
+    directory: Path,
+    *,
+    precision: Precision,
+    provenance: dict[str, str],
+    progress: Progress,
+) -> str:
+    """Returns the SHA-256 of the weights file."""
+    task = progress.add_task("read the target's tables", total=None)
+    tables = TargetTables.read(target)
+    progress.update(task, total=1, completed=1)
+    _check_fit(head, tables)
+    task = progress.add_task(f"write {precision.value}", total=None)
+    graph = HeadWriter(
+        directory,
+        form=OnnxForm(precision),
+        feature_size=head.feature_size,
+        hidden_size=head.shape.hidden_size,
+    )
+    try:
+        HeadArchitecture(head, tables).write(graph)
+        ids = json.dumps(head.static_ids.tolist())
+        sha256 = graph.finish(vocab_size="C + M", metadata={**provenance, STATIC_IDS: ids})
+    finally:
+        graph.close()
+    progress.update(task, total=1, completed=1)
+    return sha256
+
+
+def _check_features(head: TrainedHead, of_target: Artifact, target: Path) -> None:
+    """Raises `InvalidArtifact`: the target does not give out what the head reads."""
+    if of_target.feature_layers != head.feature_layers:
+        wanted = ",".join(map(str, head.feature_layers))
+        given = ",".join(map(str, of_target.feature_layers)) or "none"
+        raise InvalidArtifact(
+            f"the head reads layers {wanted}, the target in {target} gives out {given}: export "
+            f"the target with --features {wanted}"
+        )
+
+
+def _check_fit(head: TrainedHead, tables: TargetTables) -> None:
+    """Raises `UnsupportedModel` when the head was trained for another target."""
+    vocab_size, hidden_size = tables.embedding.shape
+    if hidden_size != head.shape.hidden_size:
+        raise UnsupportedModel(
+            f"the head's hidden size is {head.shape.hidden_size}, the target's {hidden_size}"
+        )
+    if head.static_ids.min() < 0 or head.static_ids.max() >= vocab_size:
+        raise UnsupportedModel(
+            f"the head proposes ids up to {head.static_ids.max()}: the target has {vocab_size}"
+        )
+
+
+def _up_to_date(directory: Path, provenance: dict[str, str]) -> Artifact | None:
+    """The artifact in `directory`, if it is complete and made from exactly this."""
+    try:
+        found = Artifact.read(directory)
+    except InvalidArtifact:
+        return None
+    made_from = graph_provenance(directory)
+    same = made_from is not None and made_from.items() >= provenance.items()
+    return found if same else None

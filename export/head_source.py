@@ -1,0 +1,136 @@
+"""What a head is made from: a trained head's folder, and the tables of its exported target.
+
+    TRAINED/model.safetensors   the trained tensors, named as export/training/head.py names them,
+                                and `d2t` [V'] (target id minus draft id, as EAGLE-3 stores it)
+    TRAINED/config.json         its sizes and the layers it reads
+
+The embedding, the LM head's rows and the rotary angles are the target's own and in no file of the
+head: they are read from the target's graph, where they are whole at every precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec.artifact import GRAPH, Artifact
+from specdec.errors import InvalidArtifact, UnsupportedModel
+from specdec.export.training.block import BlockShape
+
+Array = np.ndarray[Any, Any]
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_D2T = "d2t"
+_NOT_OF_THE_BLOCKS = (_D2T, "t2d")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedHead:
+    """Sizes and tensors of one head. V' static ids."""
+
+    shape: BlockShape
+    feature_layers: tuple[int, ...]
+    num_blocks: int
+    static_ids: Array  # int64 [V'] target ids, ascending
+    weights: Mapping[str, Any]  # torch tensors by their names in `Head.state_dict`
+    sha256: str  # of the folder's two files
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers of one row of features."""
+        return len(self.feature_layers) * self.shape.hidden_size
+
+    @classmethod
+    def read(cls, directory: Path) -> TrainedHead:
+        """Raises `InvalidArtifact` and `UnsupportedModel`, naming the file or the setting."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        for name in (WEIGHTS, CONFIG):
+            if not (directory / name).is_file():
+                raise InvalidArtifact(f"{directory} holds no trained head: {name} is missing")
+        content = (directory / CONFIG).read_bytes()
+        try:
+            found = json.loads(content)
+            config, shape = found["config"], BlockShape(**found["shape"])
+            tensors = load_file(directory / WEIGHTS)
+            ids = tensors[_D2T].numpy() + np.arange(len(tensors[_D2T]))
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise InvalidArtifact(f"{directory} is not a trained head: {error}") from None
+        if not config["reads_token"]:
+            raise UnsupportedModel(f"{directory} reads no tokens: it is no EAGLE head")
+        return cls(
+            shape=shape,
+            feature_layers=tuple(config["feature_layers"]),
+            num_blocks=config["num_blocks"],
+            static_ids=ids.astype(np.int64),
+            weights={k: v for k, v in tensors.items() if k not in _NOT_OF_THE_BLOCKS},
+            sha256=hashlib.sha256(content + (directory / WEIGHTS).read_bytes()).hexdigest(),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetTables:
+    """What a head takes from its target. V ids, H hidden size, D head size, P positions."""
+
+    embedding: Array  # float32 [V, H]
+    head: Array  # float32 [V, H], the same object where the target ties the two
+    cos: Array  # float32 [P, D/2]
+    sin: Array  # float32 [P, D/2]
+
+    @property
+    def is_tied(self) -> bool:
+        return self.head is self.embedding
+
+    @classmethod
+    def read(cls, directory: Path) -> TargetTables:
+        """Of an exported target.
+
+        Raises:
+            InvalidArtifact: there is none, or it is a plan without a graph.
+            UnsupportedModel: its LM head is a matrix of its own and stored quantised.
+        """
+        import onnx
+        from onnx import external_data_helper, numpy_helper
+
+        Artifact.read(directory)
+        path = directory / GRAPH
+        if not path.is_file():
+            raise InvalidArtifact(f"{directory} has no {GRAPH}: export the target for onnxruntime")
+        graph = onnx.load(path, load_external_data=False).graph
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
+
+        def read(name: str) -> Array:
+            tensor = tensors[name]
+            if external_data_helper.uses_external_data(tensor):
+                external_data_helper.load_external_data_for_tensor(tensor, str(directory.resolve()))
+            array: Array = numpy_helper.to_array(tensor)
+            return array
+
+        embedding = read("model.embed_tokens.weight")
+        head = embedding
+        if "lm_head.weight" in tensors:
+            whole = read("lm_head.weight").T
+            head = embedding if np.array_equal(whole, embedding) else whole
+        elif not _looks_tied(embedding, read("lm_head.scales")):
+            raise UnsupportedModel(
+                f"the LM head in {directory} is quantised and not the embedding: export the "
+                f"target at --precision fp32 for this"
+            )
+        return cls(embedding, head, read("rotary.cos"), read("rotary.sin"))
+
+
+def _looks_tied(embedding: Array, scales: Array) -> bool:
+    """Whether a quantised LM head is of the embedding's rows: a block's scale is the range of its
+    32 weights over the number of steps, so the two are proportional."""
+    rows = embedding[:64]
+    size = rows.shape[1] // scales.shape[1]
+    blocks = rows[:, : size * scales.shape[1]].reshape(len(rows), -1, size)
+    ranges = (blocks.max(-1) - blocks.min(-1)).ravel()
+    return bool(np.corrcoef(ranges, scales[: len(rows)].ravel())[0, 1] > 0.9)
