@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from specdec.speculation.costs import OUTLIER, CostModel, MovingMean, bucket
+from specdec.speculation.costs import CostModel, MovingMean, bucket, nearest
 from specdec.types import PassCost
 from support.world import MACHINES, cpu, fitted, gpu
 
@@ -80,14 +80,12 @@ def test_beyond_the_last_knot_as_well():
     assert model.predict_from(1, 7, 3).tolist() == pytest.approx([1.75, 2.0, 2.25, 2.5])
 
 
-def test_a_slower_machine_is_noticed_for_its_batch_size():
+def test_a_slower_machine_is_noticed():
     model = fitted(cpu)
-    before = model.predict(16, 16)
     for _ in range(150):
         model.observe(1, 5, 2 * cpu(1, 5))
     assert model.predict(1, 5) == pytest.approx(2 * cpu(1, 5), rel=0.03)
     assert model.predict(1, 1) > 1.5 * cpu(1, 1)
-    assert model.predict(16, 16) < 1.3 * before
 
 
 def test_a_wrong_curve_is_bent_where_it_is_visited():
@@ -101,13 +99,71 @@ def test_a_wrong_curve_is_bent_where_it_is_visited():
     assert curve == sorted(curve)
 
 
-def test_one_outlier_moves_little():
+def test_one_outlier_moves_little_once_something_was_seen():
     model = fitted(cpu)
+    for _ in range(20):
+        model.observe(1, 4, cpu(1, 4))
     model.observe(1, 4, 1000 * cpu(1, 4))
-    assert model.predict(1, 4) <= (1 + 0.1 * (OUTLIER - 1)) * cpu(1, 4)
+    assert model.predict(1, 4) <= 1.1 * cpu(1, 4)
     model.observe(1, 4, 0.0)
     model.observe(1, 4, -1.0)
     assert model.predict(1, 4) >= cpu(1, 4)
+
+
+def test_a_batch_size_not_seen_yet_is_corrected_as_the_nearest_one():
+    model = fitted(cpu)
+    for _ in range(60):
+        model.observe(1, 1, 2 * cpu(1, 1))
+        model.observe(1, 9, 2 * cpu(1, 9))
+    assert model.predict(16, 16) == pytest.approx(2 * cpu(16, 16), rel=0.1)
+    for _ in range(60):
+        model.observe(16, 16, cpu(16, 16))
+    assert model.predict(16, 16) == pytest.approx(cpu(16, 16), rel=0.05)
+    assert model.predict(32, 32) == pytest.approx(cpu(32, 32), rel=0.1)
+    assert model.predict(2, 2) == pytest.approx(2 * cpu(2, 2), rel=0.1)
+
+
+def test_the_nearest_of_two_is_the_smaller():
+    assert nearest({}, 4) is None
+    assert nearest({0: "one", 4: "sixteen"}, 4) == "one"  # bucket 2 stands between
+    assert nearest({0: "one", 4: "sixteen"}, 8) == "sixteen"
+    assert nearest({0: "one", 4: "sixteen"}, 200) == "sixteen"
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda n, rows: 2.0 * cpu(n, rows),
+        lambda n, rows: 0.5 * cpu(n, rows),
+        lambda n, rows: 30.0,
+        lambda n, rows: 60.0 + 8.0 * rows,
+        lambda n, rows: 1.0 + 3.0 * rows,
+    ],
+)
+def test_a_wrong_table_is_right_after_some_dozens_of_passes(wrong, batch):
+    """As long as passes differ in rows."""
+    model, rng = fitted(wrong), random.Random(0)
+    for _ in range(48):
+        rows = batch * rng.randrange(1, 7)
+        model.observe(batch, rows, cpu(batch, rows) * rng.gauss(1.0, 0.05))
+    for each in (1, 3, 6):
+        rows = batch * each
+        assert model.predict(batch, rows) == pytest.approx(cpu(batch, rows), rel=0.2)
+
+
+def test_doubt_is_large_until_passes_with_more_rows_were_seen():
+    model = fitted(cpu)
+    before = model.doubt(4, 4, 16)
+    assert before[0] == 0.0
+    assert before[16] > 0.3
+    for _ in range(30):
+        model.observe(4, 4, cpu(4, 4))
+    assert model.doubt(4, 4, 16)[16] > 0.6 * before[16]
+    for _ in range(15):
+        model.observe(4, 4, cpu(4, 4))
+        model.observe(4, 20, cpu(4, 20))
+    assert model.doubt(4, 4, 16)[16] < 0.3 * before[16]
 
 
 def test_noise_averages_out():

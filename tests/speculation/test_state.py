@@ -38,7 +38,7 @@ def test_it_comes_back_as_the_same_costs(world, batch):
     known = Knowledge.of(read(world.controller, 16))
     for each in (1, 3, 9):
         rows = batch * each
-        expected = world.controller.target.predict(batch, rows)
+        expected = world.controller.prices.target.predict(batch, rows)
         assert known.target.predict(batch, rows) == pytest.approx(expected, rel=0.08)
         expected = world.controller.drafts["model"].predict(batch, rows)
         assert known.drafts["model"].predict(batch, rows) == pytest.approx(expected, rel=0.08)

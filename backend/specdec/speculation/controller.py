@@ -10,55 +10,36 @@ Knows sequences by id, drafters by name; knows no decoder and no Triton.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec.drafters.base import Judge
-from specdec.speculation.costs import CostModel, Floats, MovingMean, bucket
+from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
+from specdec.speculation.pace import Pace, Reason, reason_for
 from specdec.speculation.planner import Candidate, Planner, Step
-from specdec.speculation.rows import Offers
+from specdec.speculation.prices import Prices
+from specdec.speculation.rows import Offers, most, on_trunk, worth_of
 from specdec.types import Proposal
-
-Reason = Literal[
-    "cap",  # all that was proposed is verified
-    "none",  # the drafter had nothing to propose
-    "acceptance",  # the rest is unlikely to be accepted
-    "cost",  # the rest does not pay for its rows
-    "load",  # the same in a batch of several: it fills the machine
-]
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
 MARGIN = 0.7
-POOR_ODDS = 0.3  # a draft token less likely than this was cut for its odds, not for its price
 
 
-def reason_for(odds: float, num_sequences: int) -> Reason:
-    """Why a draft token of these odds is not taken."""
-    return "acceptance" if odds < POOR_ODDS else "load" if num_sequences > 1 else "cost"
+class Choice(NamedTuple):
+    """Which draft tokens are taken, and what is hoped of it."""
 
-
-@dataclass(slots=True)
-class Gain:
-    """Expected tokens per second against plain decoding, over the last steps."""
-
-    tokens: float = 0.0  # in steps without drafts
-    seconds: float = 0.0  # in the same
-    weight: float = 1.0
-
-    @property
-    def value(self) -> float:
-        return max(1.0, self.tokens / self.seconds) if self.seconds else 1.0
-
-    def observe(self, tokens: float, seconds: float) -> None:
-        self.tokens += self.weight * (tokens - self.tokens)
-        self.seconds += self.weight * (seconds - self.seconds)
-        self.weight = max(self.weight / (1 + self.weight), 0.03)
+    kept: list[int]  # by sequence
+    odds: list[float]  # of the first token that is not
+    tokens: float  # output expected of drafts in this step
+    worth: float  # tokens gained over taking none, after paying for the rows
+    seconds: float  # of the pass
 
 
 class Controller:
@@ -70,75 +51,95 @@ class Controller:
         drafts: dict[str, CostModel],
         drafter_names: Seq[str],
         first_odds: Mapping[str, Mapping[int, float]] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
-            drafts: the cost model of each drafter that calls a model; others cost nothing.
+            drafts: the cost model of each drafter that calls a model; others cost only the time
+                that passes between `limits` and `trim`.
             first_odds: of drafters that have some, see there.
+            clock: in seconds.
         """
-        self.target = target
+        self.prices = Prices(target)
         self.drafts = drafts
         self.outlooks = {name: Outlook((first_odds or {}).get(name)) for name in drafter_names}
-        self.overheads: dict[int, MovingMean] = {}  # orchestration by bucket
-        self.gains: dict[int, Gain] = {}  # by bucket
         self.reasons: Counter[Reason] = Counter()  # since the last `take`
         self.expected_tokens = 0.0  # promised by the proposals let through, since the last `take`
         self._planners = {name: Planner(cost, self.outlooks[name]) for name, cost in drafts.items()}
-        self._least = LEAST_ODDS  # of a draft token, this step
-        self._withheld: dict[int, Reason] = {}  # sequence -> why its model was not asked this step
+        self._paces: dict[int, Pace] = {}  # by bucket
+        self._clock = clock
+        # Of this step:
+        self._began = self._asked = 0.0  # when, and seconds that asking took
+        self._is_look = False  # drafters without a model are asked
+        self._least = LEAST_ODDS  # of a draft token
+        self._sequence_ids: list[int] = []
+        self._alone: dict[int, float] = {}  # tokens that a lone request's rows would cost
+        self._withheld: dict[int, Reason] = {}  # sequence -> why its drafter was not asked
 
     # ---- before the drafters are asked ---------------------------------------------------
 
     def judge(self, drafter: str) -> Judge:
         """For a drafter that weighs its draft tokens, between `limits` and `trim`."""
-        return Judge(self.outlooks[drafter].judge, self._least)
+        judge = partial(self.outlooks[drafter].judge, among=self._sequence_ids)
+        return Judge(judge, self._least)
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
-        """Draft tokens to ask for, per candidate: the cap where proposals are free, what pays
-        where a draft model must be paid. If all are 0 the model is not called.
+        """Draft tokens to ask for, per candidate: what pays where a draft model must be paid, the
+        cap where proposals are free, 0 where none can pay.
 
         Args:
             other_rows: of prompt chunks in the same pass.
         """
-        self._withheld = {}
+        self._began = self._clock()
+        self._is_look, self._withheld, self._alone = False, {}, {}
         chosen = [c.limit for c in candidates]
-        self._least = self._least_odds(candidates, other_rows)
-        for name, planner in self._planners.items():
-            group = [
-                i
-                for i, c in enumerate(candidates)
-                if c.drafter == name and c.limit and not c.is_fixed
-            ]
-            if not group:
-                continue
-            members = [candidates[i] for i in group]
-            num_offers = sum(c.limit for c in members)
-            num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
-            step = self._step(len(candidates), num_rows, num_offers)
-            lengths, odds = planner.plan(members, step)
-            for i, length, first in zip(group, lengths, odds, strict=True):
-                chosen[i] = length
-                if not length:
-                    reason = reason_for(first, len(candidates))
-                    self._withheld[candidates[i].sequence_id] = reason
-        return chosen
-
-    def _least_odds(self, candidates: Seq[Candidate], other_rows: int) -> float:
-        """What a draft token must promise where rows are cheapest, with a margin: the price of
-        time and the sequence's own odds still move."""
-        num_offers = max((c.limit for c in candidates if not c.is_fixed), default=0)
-        if not num_offers:
-            return LEAST_ODDS
+        groups: dict[str, list[int]] = {}
+        for i, c in enumerate(candidates):
+            if c.limit and not c.is_fixed:
+                groups.setdefault(c.drafter, []).append(i)
+        if not groups:
+            return chosen
         size = len(candidates)
         num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
-        step = self._step(size, num_rows, num_offers)
-        each = (step.seconds[1:] - step.seconds[0]) / np.arange(1, num_offers + 1)
-        return min(max(LEAST_ODDS, MARGIN * step.price * float(each.min())), MOST_ODDS)
+        free = [i for name, group in groups.items() if name not in self._planners for i in group]
+        if free and not self._may_ask(size, num_rows, max(chosen[i] for i in free)):
+            self._withhold([candidates[i].sequence_id for i in free], self._pace(size).reason)
+            for i in free:
+                chosen[i] = 0
+        self._sequence_ids = [candidates[i].sequence_id for i in free]
+        for name, planner in self._planners.items():
+            group = groups.get(name, [])
+            if group:
+                members = [candidates[i] for i in group]
+                step = self.prices.step(size, num_rows, sum(c.limit for c in members))
+                lengths, odds = planner.plan(members, step)
+                for i, length, first in zip(group, lengths, odds, strict=True):
+                    chosen[i] = length
+                    if not length:
+                        self._withhold([candidates[i].sequence_id], self._why(first, 0, size))
+        return chosen
 
-    def _step(self, num_sequences: int, num_rows: int, num_offers: int) -> Step:
-        seconds = self.target.predict_from(num_sequences, num_rows, num_offers)
-        plain = self.plain_seconds(num_sequences)
-        return Step(num_sequences, self.price(num_sequences), plain, seconds)
+    def _may_ask(self, num_sequences: int, num_rows: int, num_offers: int) -> bool:
+        """Is it time to ask drafters without a model, and may anything they propose pay?"""
+        pace = self._pace(num_sequences)
+        if not pace.is_due():
+            return False
+        step = self.prices.step(num_sequences, num_rows, num_offers)
+        added = step.price * (step.seconds[1:] - step.seconds[0])
+        numbers = np.arange(1, num_offers + 1)
+        # What a draft token must promise where rows are cheapest, with a margin: the price of time
+        # and the sequence's own odds still move.
+        least = float((added / numbers).min())
+        if pace.may_try:
+            least = float(((added - self.prices.doubt(step, num_rows)) / numbers).min())
+        self._least = min(max(LEAST_ODDS, MARGIN * least), MOST_ODDS)
+        self._is_look = least < 1.0
+        if not self._is_look:
+            pace.reason = self._why(1.0, 0, num_sequences)
+        return self._is_look
+
+    def _withhold(self, sequence_ids: Seq[int], reason: Reason) -> None:
+        self._withheld.update(dict.fromkeys(sequence_ids, reason))
 
     # ---- after they have proposed --------------------------------------------------------
 
@@ -160,46 +161,93 @@ class Controller:
         size = len(candidates)
         if not size:
             return []
-        num_sure = size + sum(c.num_carried for c in candidates)
-        if not any(p.token_ids for p in proposals):  # a plain step should not pay for the arrays
-            seconds = self.target.predict(size, num_sure + other_rows) + draft_seconds
-            self._expect(size, num_sure, seconds, is_pure=not other_rows)
-            return [
-                self._cut(c, p, 0, np.empty(0), size)
-                for c, p in zip(candidates, proposals, strict=True)
-            ]
-        sizes = np.array([len(p.token_ids) for p in proposals])
-        is_fixed = np.array([c.is_fixed for c in candidates])
-        longest = int(sizes.max())
-        survival = self._survival(candidates, proposals, longest)
-        num_fixed = int(sizes[is_fixed].sum())
-        step = self._step(size, num_sure + num_fixed + other_rows, int(sizes.sum()) - num_fixed)
-        offers = Offers(survival, np.where(is_fixed, 0, sizes))
-        num_taken = offers.choose(step.seconds, step.price)
-        tokens = num_sure + float(offers.odds[:num_taken].sum())
-        if num_fixed:
-            tokens += float(survival[np.arange(longest) < (sizes * is_fixed)[:, None]].sum())
-        seconds = float(step.seconds[num_taken]) + draft_seconds
-        self._expect(size, tokens, seconds, is_pure=not other_rows)
-        kept = np.where(is_fixed, sizes, offers.lengths(num_taken)).tolist()
+        num_sure = sum(1 + c.num_carried for c in candidates)
+        num_rows = num_sure + other_rows
+        if any(p.token_ids for p in proposals):
+            choice = self._choose(candidates, proposals, num_rows, is_pure=not other_rows)
+        else:  # a plain step should not pay for the arrays
+            seconds = self.prices.target.predict(size, num_rows)
+            choice = Choice([0] * size, [0.0] * size, 0.0, 0.0, seconds)
+        reasons = [
+            self._reason(*each, size)
+            for each in zip(candidates, proposals, choice.kept, choice.odds, strict=True)
+        ]
+        self.reasons.update(reason for reason in reasons if reason)
+        self._asked = 0.0
+        if self._is_look or draft_seconds:
+            self._asked = max(0.0, self._clock() - self._began - draft_seconds)
+        self.expected_tokens += num_sure + choice.tokens
+        if not other_rows:
+            seconds = choice.seconds + draft_seconds + self._asked
+            self.prices.expect(size, num_sure + choice.tokens, seconds)
+            if self._is_look:
+                self._looked(size, choice.worth, reasons)
         return [
-            self._cut(c, p, k, row, size)
-            for c, p, k, row in zip(candidates, proposals, kept, survival, strict=True)
+            p.first(n) if n < len(p.token_ids) else p
+            for p, n in zip(proposals, choice.kept, strict=True)
         ]
 
-    def _expect(self, size: int, tokens: float, seconds: float, *, is_pure: bool) -> None:
-        """Note what a step is to bring; `seconds` in the models."""
-        self.expected_tokens += tokens
+    def _looked(self, size: int, worth: float, reasons: Seq[Reason | None]) -> None:
+        asking = self.prices.asking_seconds(size) or self._asked
+        cost = self.prices.per_second(size) * asking
+        share = asking / self.prices.plain_seconds(size)
+        self._pace(size).looked(worth, cost, share=share, reasons=reasons)
+
+    def _choose(
+        self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_rows: int, *, is_pure: bool
+    ) -> Choice:
+        """The draft tokens that pay; `num_rows` are in the pass anyway."""
+        sizes = np.array([len(p.token_ids) for p in proposals])
+        is_fixed = np.array([c.is_fixed for c in candidates])
+        survival = self._survival(candidates, proposals, int(sizes.max()))
+        num_fixed = int(sizes[is_fixed].sum())
+        num_offers = int(sizes.sum()) - num_fixed
+        num_rows += num_fixed
+        step = self.prices.step(len(candidates), num_rows, num_offers)
+        trunk = on_trunk(proposals, survival.shape[1])
+        toll = step.price * float(step.seconds[-1] - step.seconds[0]) / max(num_offers, 1)
+        offers = Offers(worth_of(survival, trunk, toll), np.where(is_fixed, 0, sizes))
+        gains = offers.gains(step.seconds, step.price)
+        num_taken = most(gains)
         if is_pure:
-            overhead, plain = self.overhead(size), self.plain_seconds(size)
-            gain = self.gains.setdefault(bucket(size), Gain())
-            gain.observe(tokens / size, (seconds + overhead) / plain)
+            num_taken = self._tried(step, num_rows, gains, num_taken)
+        kept = np.where(is_fixed, sizes, offers.lengths(num_taken))
+        taken = np.arange(survival.shape[1]) < kept[:, None]
+        next_odds = np.append(survival, np.zeros((len(sizes), 1)), axis=1)[
+            np.arange(len(sizes)), kept
+        ]
+        return Choice(
+            kept.tolist(),
+            next_odds.tolist(),
+            float(survival[taken & trunk].sum()),
+            max(0.0, float(gains[num_taken - 1])) if num_taken else 0.0,
+            float(step.seconds[num_taken]),
+        )
+
+    def _tried(self, step: Step, num_rows: int, gains: Floats, num_taken: int) -> int:
+        """Now and then something else than what seems best: where costs are so uncertain that it
+        may be better, and the account pays for it. Half of the rows tell nearly as much as none
+        and lose less."""
+        pace = self._pace(step.num_sequences)
+        if not len(gains) or not pace.may_try:
+            return num_taken
+        gains = np.append(0.0, gains)
+        doubt = np.append(0.0, self.prices.doubt(step, num_rows))
+        losses = gains[num_taken] - gains
+        if num_taken:
+            other = num_taken // 2
+        else:
+            is_affordable = losses <= pace.credit * step.num_sequences
+            other = int(np.where(is_affordable, gains + doubt, 0.0).argmax())
+        is_hopeful = abs(doubt[num_taken] - doubt[other]) > losses[other]
+        is_tried = is_hopeful and pace.pays(float(losses[other]) / step.num_sequences)
+        return other if is_tried else num_taken
 
     def _survival(
         self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_tokens: int
     ) -> Floats:
         """[sequences, num_tokens] by each one's own drafter."""
-        names = {c.drafter for c in candidates} if num_tokens else ()
+        names = {c.drafter for c in candidates}
         if len(names) == 1:
             ids = [c.sequence_id for c in candidates]
             return self.outlooks[candidates[0].drafter].survival(ids, proposals)
@@ -212,20 +260,28 @@ class Controller:
             survival[rows, : found.shape[1]] = found
         return survival
 
-    def _cut(
-        self, candidate: Candidate, proposal: Proposal, kept: int, odds: Floats, size: int
-    ) -> Proposal:
-        """Shorten one proposal and note why."""
+    def _reason(
+        self, candidate: Candidate, proposal: Proposal, kept: int, odds: float, size: int
+    ) -> Reason | None:
+        """Why no more than `kept` draft tokens; None where none are wanted."""
         if not candidate.limit:
-            return proposal
+            return None
         if not proposal.token_ids:
-            self.reasons[self._withheld.get(candidate.sequence_id, "none")] += 1
-            return proposal
+            return self._withheld.get(candidate.sequence_id, "none")
         if kept == len(proposal.token_ids):
-            self.reasons["cap"] += 1
-            return proposal
-        self.reasons[reason_for(float(odds[kept]), size)] += 1
-        return proposal.first(kept)
+            return "cap"
+        return self._why(odds, kept, size)
+
+    def _why(self, odds: float, num_drafted: int, size: int) -> Reason:
+        """Why a draft token of these odds is not taken behind so many others."""
+        if size == 1:
+            return reason_for(odds, None)
+        if num_drafted not in self._alone:
+            self._alone[num_drafted] = self.prices.alone(num_drafted)
+        return reason_for(odds, self._alone[num_drafted])
+
+    def _pace(self, num_sequences: int) -> Pace:
+        return self._paces.setdefault(bucket(num_sequences), Pace())
 
     # ---- after the step ------------------------------------------------------------------
 
@@ -240,9 +296,14 @@ class Controller:
     def observe_pass(
         self, num_sequences: int, num_rows: int, *, verify_seconds: float, overhead_seconds: float
     ) -> None:
-        """Correct the costs by one decode-only step."""
-        self.target.observe(num_sequences, num_rows, verify_seconds)
-        self.overheads.setdefault(bucket(num_sequences), MovingMean()).observe(overhead_seconds)
+        """Correct the costs by one decode-only step; the time since `limits` counts as overhead."""
+        self.prices.observe_step(
+            num_sequences,
+            num_rows,
+            verify=verify_seconds,
+            asking=self._asked,
+            overhead=max(0.0, overhead_seconds - self._asked),
+        )
 
     def observe_draft(self, name: str, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
         """Correct a draft model's costs by one call: `num_rows` first, then one row for each
@@ -256,24 +317,9 @@ class Controller:
         if expected > 0.0:
             cost.rescale(len(lengths), seconds / expected)
 
-    # ---- what is known -------------------------------------------------------------------
-
-    def price(self, num_sequences: int) -> float:
-        """Tokens per second that a batch of this size makes anyway."""
-        return self.gain(num_sequences) * num_sequences / self.plain_seconds(num_sequences)
-
-    def gain(self, num_sequences: int) -> float:
-        """That against the same at K = 0, 1 or more."""
-        gain = self.gains.get(bucket(num_sequences))
-        return gain.value if gain else 1.0
-
     def plain_seconds(self, num_sequences: int) -> float:
         """What one step without drafts takes, by the present costs."""
-        return self.target.predict(num_sequences, num_sequences) + self.overhead(num_sequences)
-
-    def overhead(self, num_sequences: int) -> float:
-        mean = self.overheads.get(bucket(num_sequences))
-        return mean.value if mean else 0.0
+        return self.prices.plain_seconds(num_sequences)
 
     def end(self, sequence_id: int) -> None:
         for outlook in self.outlooks.values():

@@ -1,30 +1,35 @@
-"""What a pass costs: a small model measured at load and corrected while running.
+"""What a pass costs: a small table measured at load and corrected while running.
 
-    seconds(n, rows) = scale(n) * (curve(rows) + per_sequence * (n - 1)),   n sequences
+    table(n, rows) = curve(rows) + per_sequence * (n - 1),   n sequences
 
 The curve is flat while reading the weights dominates and rises once arithmetic does (the roofline
 of batched verification); `per_sequence` is the attention of one more sequence. What is observed
-moves `scale` of that batch size (longer texts, a busier or a cooler machine) and, more slowly,
-the curve itself around that many rows.
+corrects the level and the slope of that batch size (longer texts, a busier or a cooler machine, a
+table measured at a bad moment) and, more slowly, the curve itself around that many rows. A batch
+size that was not seen yet is corrected as the nearest one that was.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from specdec.speculation.correction import BOUNDS, ROWS, Correction, Parts, parts
 from specdec.types import PassCost
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+V = TypeVar("V")
+
 WEIGHT = 0.05  # of one observation in a moving mean
-SHAPE_WEIGHT = 0.02  # of one observation in the curve: most surprises concern every number of rows
-OUTLIER = 4.0  # one observation counts as at most this many times the expectation
+MISFIT = 0.2  # of what rows add: the curve may have another shape
+SHAPE_WEIGHT = 0.1  # of one observation in the curve: most surprises concern every number of rows
 MAX_GAP = 1.2  # knots stand at most this factor apart, so that a correction stays local
 
 # Stands in where a decoder reports no costs: rows are cheap, so drafting always looks good.
@@ -36,6 +41,14 @@ def bucket(num_sequences: int) -> int:
     return (num_sequences - 1).bit_length()
 
 
+def nearest(seen: Mapping[int, V], num_sequences: int) -> V | None:
+    """What is known of that batch size, else of the nearest one; None where nothing is."""
+    key = bucket(num_sequences)
+    if key in seen or not seen:
+        return seen.get(key)
+    return seen[min(seen, key=lambda other: (abs(other - key), other))]
+
+
 @dataclass(slots=True)
 class CostModel:
     """Expected seconds of one decoder's passes."""
@@ -43,7 +56,7 @@ class CostModel:
     rows: list[float]  # knots, ascending
     seconds: list[float]  # at the knots, of one sequence with that many rows; never falling
     per_sequence: float
-    scale: dict[int, float] = field(default_factory=dict)  # by bucket; 1.0 where unseen
+    corrections: dict[int, Correction] = field(default_factory=dict)  # by bucket
 
     @classmethod
     def fit(cls, points: Seq[PassCost]) -> CostModel:
@@ -89,38 +102,89 @@ class CostModel:
         """Seconds of one pass; 0 of none."""
         if not num_sequences:
             return 0.0
-        base = self.curve(num_rows) + self.per_sequence * (num_sequences - 1)
-        return base * self.scale.get(bucket(num_sequences), 1.0)
+        return self._correction(num_sequences).apply(self._parts(num_sequences, num_rows))
 
     def predict_from(self, num_sequences: int, num_rows: int, num_more: int) -> Floats:
         """Seconds as rows are added, [num_more + 1]: of num_rows, num_rows + 1, ... rows."""
-        rows = np.arange(num_rows, num_rows + num_more + 1, dtype=np.float64)
-        base = self._curve(rows) + self.per_sequence * (num_sequences - 1)
-        return base * self.scale.get(bucket(num_sequences), 1.0)
+        plain, more, row = self._added(num_sequences, num_rows, num_more)
+        level, slope, each = self._correction(num_sequences).factors
+        added: Floats = np.maximum.accumulate(np.maximum(slope * more + each * row, 0.0))
+        return level * plain + added
+
+    def doubt(self, num_sequences: int, num_rows: int, num_more: int) -> Floats:
+        """Standard deviation of what adding rows costs, as a share of a plain pass: [num_more + 1]
+        of 0, 1, ... more than `num_rows`."""
+        found = self._correction(num_sequences)
+        plain, more, row = self._added(num_sequences, num_rows, num_more)
+        level, slope, each = found.factors
+        more, row = more - more[0], row - row[0]
+        whole = level * plain
+        # The share is (slope * more + each * row) / (level * plain): its gradient by the factors.
+        gradient = np.stack(
+            [-(slope * more + each * row) / (level * whole), more / whole, row / whole]
+        )
+        variance = np.einsum("ic,ij,jc->c", gradient, np.array(found.covariance), gradient)
+        variance += (MISFIT / whole * (slope * more + each * row)) ** 2
+        found_sd: Floats = np.sqrt(np.maximum(variance, 0.0))
+        return found_sd
 
     def single_rows(self, max_sequences: int) -> Floats:
         """Seconds of passes with one row per sequence: of 0, 1, ... `max_sequences` of them."""
         sizes = np.arange(max_sequences + 1, dtype=np.float64)
         seconds = self._curve(sizes) + self.per_sequence * (sizes - 1)
-        for key, scale in self.scale.items():
-            seconds[1 + (1 << key >> 1) : 1 + (1 << key)] *= scale
+        for key in range(bucket(max(max_sequences, 1)) + 1):
+            level = self._correction(1 << key).factors[0]
+            seconds[1 + (1 << key >> 1) : 1 + (1 << key)] *= level
         seconds[0] = 0.0
         return seconds
 
     def observe(self, num_sequences: int, num_rows: int, seconds: float) -> None:
-        """Correct the batch size's scale, and the curve at that many rows, by one pass."""
-        expected = self.predict(num_sequences, num_rows)
-        if expected <= 0.0 or seconds <= 0.0:
+        """Correct the batch size, and the curve at that many rows, by one pass."""
+        if seconds <= 0.0 or not num_sequences:
             return
-        ratio = min(max(seconds / expected, 1 / OUTLIER), OUTLIER)
-        self.rescale(num_sequences, ratio)
+        ratio = self._learn(num_sequences, self._parts(num_sequences, num_rows), seconds)
         self._bend(num_rows, 1 + SHAPE_WEIGHT * (ratio - 1))
+
+    def fit_batch(self, points: Seq[PassCost]) -> None:
+        """Correct one batch size so that it goes through these passes of it."""
+        before = Correction()
+        target = np.array([p.seconds for p in points])
+        found = np.array([self._parts(p.num_sequences, p.num_rows) for p in points])
+        found, missing = found / target[:, None], 1 - found @ before.factors / target
+        ridge = 1e-6 * np.eye(len(before.factors))
+        change = np.linalg.solve(found.T @ found + ridge, found.T @ missing)
+        factors = np.clip(before.factors + change, *np.transpose(BOUNDS)).tolist()
+        self.corrections[bucket(points[0].num_sequences)] = Correction(factors)
 
     def rescale(self, num_sequences: int, ratio: float) -> None:
         """Passes of so many sequences took `ratio` times what was expected."""
-        ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
+        level = self._correction(num_sequences).factors[0]
+        self._learn(num_sequences, parts(1.0, 0.0, 0.0), ratio * level)
+
+    def _learn(self, num_sequences: int, found: Parts, seconds: float) -> float:
         key = bucket(num_sequences)
-        self.scale[key] = self.scale.get(key, 1.0) * (1 + WEIGHT * (ratio - 1))
+        if key not in self.corrections:
+            near = nearest(self.corrections, num_sequences)
+            self.corrections[key] = Correction.like(near)
+        return self.corrections[key].learn(found, seconds)
+
+    def _correction(self, num_sequences: int) -> Correction:
+        return nearest(self.corrections, num_sequences) or Correction()
+
+    def _parts(self, num_sequences: int, num_rows: int) -> Parts:
+        plain = self.curve(num_sequences)
+        more = self.curve(num_rows) - plain
+        each = self.per_sequence * (num_sequences - 1)
+        return parts(plain + each, more, num_rows - num_sequences)
+
+    def _added(
+        self, num_sequences: int, num_rows: int, num_more: int
+    ) -> tuple[float, Floats, Floats]:
+        """`Parts` as rows are added: of num_rows, num_rows + 1, ... rows."""
+        rows = np.arange(num_rows, num_rows + num_more + 1, dtype=np.float64)
+        alone = self.curve(num_sequences)
+        plain = alone + self.per_sequence * (num_sequences - 1)
+        return plain, self._curve(rows) - alone, (plain / ROWS) * (rows - num_sequences)
 
     def _bend(self, num_rows: int, factor: float) -> None:
         """Multiply the curve at `num_rows`; the knots on either side follow by their nearness."""

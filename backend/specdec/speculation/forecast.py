@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec.speculation.controller import Reason, reason_for
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import POSITIONS, Outlook
+from specdec.speculation.pace import Reason, reason_for
 from specdec.speculation.planner import Candidate, Planner, Step
 from specdec.speculation.rows import Ints, Offers
 from specdec.speculation.state import State
@@ -88,7 +88,9 @@ class Knowledge:
             gain = max(1.0, tokens / spent * plain / num_sequences)
         length = float(lengths.mean())
         odds = float(survival[0][int(length)]) if length < cap else 1.0
-        reason = "cap" if length >= cap else reason_for(odds, num_sequences)
+        reason = (
+            "cap" if length >= cap else reason_for(odds, self._alone(int(length), num_sequences))
+        )
         return Forecast(num_sequences, plain, length, gain, reason)
 
     def _choose(self, drafter: str, survival: Floats, step: Step) -> tuple[Ints, float]:
@@ -106,6 +108,14 @@ class Knowledge:
         passes = cost.single_rows(size)[plans.sizes[best - 1]]
         return plans.lengths(best), float(passes.sum())
 
+    def _alone(self, num_drafted: int, num_sequences: int) -> float | None:
+        """Tokens that a lone request's next row would cost; None if this is one."""
+        if num_sequences == 1:
+            return None
+        plain = self.target.predict(1, 1) + self._overhead(1)
+        added = self.target.predict(1, num_drafted + 2) - self.target.predict(1, num_drafted + 1)
+        return added / plain
+
     def _overhead(self, num_sequences: int) -> float:
         """Of the nearest batch size there is."""
         nearest = min(self.overheads, key=lambda n: abs(bucket(n) - bucket(num_sequences)))
@@ -121,9 +131,7 @@ def _fitted(points: Iterable[PassCost]) -> CostModel:
     points = sorted(points)
     model = CostModel.fit(points)
     for key in {bucket(p.num_sequences) for p in points}:
-        here = [p for p in points if bucket(p.num_sequences) == key]
-        ratios = [p.seconds / model.predict(p.num_sequences, p.num_rows) for p in here]
-        model.scale[key] = sum(ratios) / len(ratios)
+        model.fit_batch([p for p in points if bucket(p.num_sequences) == key])
     return model
 
 

@@ -23,12 +23,13 @@ def compare(proposal: Proposal, output_ids: Seq[int]) -> list[Look]:
     the pass is judged for free as far as the text now reaches.
     """
     looks = []
-    omens = proposal.omens or (0,) * len(proposal.token_ids)
+    token_ids, num_known = proposal.token_ids, len(output_ids)
+    omens = proposal.omens or (0,) * len(token_ids)
     reached = {-1: 0}  # a draft token that holds -> depth of its children
     for node, parent in enumerate(proposal.links):
-        depth = reached.get(parent, -1)
-        if 0 <= depth < len(output_ids):
-            held = proposal.token_ids[node] == output_ids[depth]
+        depth = reached.get(parent, num_known)
+        if depth < num_known:
+            held = token_ids[node] == output_ids[depth]
             looks.append(Look(omens[node], depth, held))
             if held:
                 reached[node] = depth + 1

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specdec.speculation.controller import Reason
+from specdec.speculation.pace import Reason
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.state import State
 

@@ -15,7 +15,7 @@ filter); they drift back when not refreshed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, cast
 
@@ -51,13 +51,16 @@ class Outlook:
         """`first_odds`: by omen, before anything was seen; else a half."""
         self.spread = FIRST_SPREAD  # variance of shifts between sequences
         self._first_odds = first_odds or {}
-        self._rows: dict[int, int] = {}  # omen -> row of the two tables
-        self._evidence = np.zeros((0, POSITIONS))  # Fisher information
+        self._starts: dict[int, int] = {}  # omen -> its first cell in a flat table
+        self._evidence = np.zeros((0, POSITIONS))  # [omens, depths] Fisher information
         self._score = np.zeros((0, POSITIONS))  # evidence times the level it speaks for
         self._levels: tuple[Floats, Floats] | None = None  # means, variances; None when stale
         self._shifts: dict[int, Shift] = {}
         self._looks: dict[int, list[Look]] = {}  # by sequence
+        self._odds: dict[int, list[float]] = {}  # sequence -> conditional acceptance by cell
         self._num_steps = 0
+        for omen in self._first_odds:
+            self._start(omen)
 
     def survival(
         self, sequence_ids: Seq[int], proposals: Seq[Proposal], *, optimism: float = 0.0
@@ -69,70 +72,79 @@ class Outlook:
             optimism: standard deviations by which every log-odds is raised.
         """
         self._settle()
+        omens = {omen for p in proposals for omen in (p.omens or (0,))}
+        for omen in omens - self._starts.keys():
+            self._start(omen)
         size = max((len(p.token_ids) for p in proposals), default=0)
-        rows = np.zeros((len(proposals), size), np.int64)
-        depths = np.tile(np.arange(size), (len(proposals), 1))
-        there = np.zeros((len(proposals), size), np.bool_)
-        for i, proposal in enumerate(proposals):
-            length = len(proposal.token_ids)
-            there[i, :length] = True
-            rows[i, :length] = [self._row(o) for o in proposal.omens] or self._row(0)
-            if proposal.parents:
-                depths[i, :length] = proposal.depths
-        shifts = [self._shifts.get(i) for i in sequence_ids]
-        odds = self._conditional(
-            rows,
-            depths,
-            np.array([s.mean if s else 0.0 for s in shifts])[:, None],
-            np.array([s.variance if s else self.spread for s in shifts])[:, None],
-            optimism,
-        )
-        return np.where(there, _along_paths(odds, proposals), 0.0)
+        tables = self._tables(sequence_ids, optimism)
+        paths = [
+            _along_paths(proposal, table, self._starts, size)
+            for proposal, table in zip(proposals, tables, strict=True)
+        ]
+        return np.array(paths, np.float64).reshape(len(proposals), size)
 
-    def judge(self, sequence_id: int) -> Odds:
-        """Conditional acceptance of one sequence's draft tokens, for a drafter that weighs them."""
+    def judge(self, sequence_id: int, among: Seq[int] = ()) -> Odds:
+        """Conditional acceptance of one sequence's draft tokens, for a drafter that weighs them.
+
+        Args:
+            among: sequences that are likely to be judged in this step.
+        """
         self._settle()
-        shift = self._shifts.get(sequence_id)
-        mean, variance = (shift.mean, shift.variance) if shift else (0.0, self.spread)
-        known: dict[int, list[float]] = {}
+        if sequence_id not in self._odds:
+            self._tables({sequence_id, *among})
+        table, starts = self._odds[sequence_id], self._starts
 
         def odds(omen: int, depth: int) -> float:
-            if omen not in known:
-                rows = np.full(POSITIONS, self._row(omen))
-                depths = np.arange(POSITIONS)
-                known[omen] = self._conditional(rows, depths, mean, variance, 0.0).tolist()
-            return known[omen][min(depth, POSITIONS - 1)]
+            nonlocal table
+            if omen not in starts:
+                self._start(omen)
+            if starts[omen] >= len(table):
+                (table,) = self._tables([sequence_id])
+            return table[starts[omen] + (depth if depth < POSITIONS else POSITIONS - 1)]
 
         return odds
 
-    def _conditional(
-        self, rows: Ints, depths: Ints, shift: Any, variance: Any, optimism: float
-    ) -> Floats:
-        """P(it holds | its parent does) of draft tokens, any shape."""
-        if not rows.size:
-            return np.zeros(rows.shape)
-        means, variances = self._cells(rows, depths)
-        means, variances = means + shift, variances + variance
+    def _tables(self, sequence_ids: Iterable[int], optimism: float = 0.0) -> list[list[float]]:
+        """P(a draft token holds | its parent does) of each sequence, by cell."""
+        known = {} if optimism else self._odds
+        missing = [i for i in dict.fromkeys(sequence_ids) if i not in known]
+        if missing:
+            shifts = [self._shifts.get(i) for i in missing]
+            odds = self._conditional(
+                np.array([s.mean if s else 0.0 for s in shifts])[:, None],
+                np.array([s.variance if s else self.spread for s in shifts])[:, None],
+                optimism,
+            )
+            known.update(zip(missing, odds.tolist(), strict=True))
+        return [known[i] for i in sequence_ids]
+
+    def _conditional(self, shift: Floats, variance: Floats, optimism: float) -> Floats:
+        """[sequences, cells] of sequences with these shifts, [sequences, 1] each."""
+        means, variances = self._cells()
+        variances = variances + variance
         if optimism:
-            return _expit(means + optimism * np.sqrt(variances))
+            return _expit(means + shift + optimism * np.sqrt(variances))
         # The mean of a logistic of a Gaussian (MacKay 1992).
-        return _expit(means / np.sqrt(1 + math.pi / 8 * variances))
+        return _expit((means + shift) / np.sqrt(1 + math.pi / 8 * variances))
 
     def levels(self) -> dict[tuple[int, int], float]:
         """Conditional acceptance of an average sequence by (omen, depth), where there is any
         evidence."""
         self._settle()
-        places = [
-            (omen, row, depth)
-            for omen, row in self._rows.items()
+        odds, evidence = _expit(self._cells()[0]).tolist(), self._evidence.ravel().tolist()
+        return {
+            (omen, depth): odds[start + depth]
+            for omen, start in self._starts.items()
             for depth in range(POSITIONS)
-            if self._evidence[row, depth] > 0
-        ]
-        if not places:
-            return {}
-        _, rows, depths = (np.array(column) for column in zip(*places, strict=True))
-        odds = _expit(self._cells(rows, depths)[0]).tolist()
-        return {(p[0], p[2]): value for p, value in zip(places, odds, strict=True)}
+            if evidence[start + depth] > 0
+        }
+
+    def weights(self) -> dict[int, float]:
+        """How much each omen was seen lately, where it was at all."""
+        self._settle()
+        seen = self._evidence.sum(axis=1).tolist()
+        found = {omen: seen[start // POSITIONS] for omen, start in self._starts.items()}
+        return {omen: weight for omen, weight in found.items() if weight > 0}
 
     def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
         """Compare a proposal with what the target wrote, whether or not it was verified."""
@@ -146,6 +158,7 @@ class Outlook:
     def end(self, sequence_id: int) -> None:
         self._settle()
         self._shifts.pop(sequence_id, None)
+        self._odds.pop(sequence_id, None)
 
     # ---- learning ------------------------------------------------------------------------
 
@@ -153,49 +166,46 @@ class Outlook:
         """Take in the looks of the last step, all sequences at once."""
         if not self._looks:
             return
-        shifts = [self._drifted(sequence_id) for sequence_id in self._looks]
-        looks = list(self._looks.values())
-        self._looks = {}
         self._num_steps += 1
-        shape = len(looks), max(len(each) for each in looks)
-        rows, depths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        seen, holds = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-        for i, each in enumerate(looks):
-            size = len(each)
-            seen[i, :size] = True
-            rows[i, :size] = [self._row(look.omen) for look in each]
-            depths[i, :size] = [look.depth for look in each]
-            holds[i, :size] = [look.held for look in each]
-        means, _ = self._cells(rows, depths)
-        odds = _expit(means + np.array([s.mean for s in shifts])[:, None])  # [looks, tokens]
-        surprise = np.where(seen, holds - odds, 0.0)
-        evidence = np.where(seen, np.maximum(odds * (1 - odds), LEAST_EVIDENCE), 0.0)
-        common = self._learn_shifts(shifts, surprise.sum(axis=1), evidence.sum(axis=1))
+        shifts = [self._drifted(sequence_id) for sequence_id in self._looks]
+        places: list[int] = []  # of each look in a flat table
+        whose: list[int] = []  # and its sequence, 0, 1, ...
+        held: list[bool] = []
+        for i, looks in enumerate(self._looks.values()):
+            for omen, depth, holds in looks:
+                start = self._starts[omen] if omen in self._starts else self._start(omen)
+                places.append(start + (depth if depth < POSITIONS else POSITIONS - 1))
+                whose.append(i)
+                held.append(holds)
+        self._looks = {}
+        cells, sequences, holds_now = np.array(places), np.array(whose), np.array(held, np.float64)
+        means = self._cells()[0][cells]
+        odds = _expit(means + np.array([s.mean for s in shifts])[sequences])  # [looks]
+        evidence = np.maximum(odds * (1 - odds), LEAST_EVIDENCE)
+        surprises: Any = np.bincount(sequences, holds_now - odds, len(shifts))
+        evidences: Any = np.bincount(sequences, evidence, len(shifts))
+        common = self._learn_shifts(shifts, surprises, evidences)
         # The levels learn from what the shifts leave unexplained.
-        odds = _expit(means + np.array([s.mean + common for s in shifts])[:, None])
-        surprise = np.where(seen, holds - odds, 0.0)
+        odds = _expit(means + np.array([s.mean + common for s in shifts])[sequences])
         self._score += common * self._evidence
-        self._learn_levels(rows, depths, means + common, surprise, evidence)
+        self._learn_levels(cells, means + common, holds_now - odds, evidence)
 
-    def _learn_levels(
-        self, rows: Ints, depths: Ints, means: Floats, surprise: Floats, evidence: Floats
-    ) -> None:
-        """All arrays [looks, tokens]; the tables [omens, POSITIONS]."""
-        cells = (rows * POSITIONS + np.minimum(depths, POSITIONS - 1)).ravel()
+    def _learn_levels(self, cells: Ints, means: Floats, surprise: Floats, evidence: Floats) -> None:
+        """All arrays [looks]; the tables [omens, POSITIONS]."""
         shape, size = self._evidence.shape, self._evidence.size
 
-        def total(values: Floats) -> Floats:
-            summed: Any = np.bincount(cells, values.ravel(), size).reshape(shape)
+        def total(values: Floats | None) -> Floats:
+            summed: Any = np.bincount(cells, values, size).reshape(shape)
             return cast(Floats, summed)
 
-        kept = AGING * MEMORY ** total((evidence > 0).astype(np.float64))
+        kept = AGING * MEMORY ** total(None)
         self._evidence *= kept
         self._score *= kept
         new = total(evidence)
         limit = MAX_STEP * (self._evidence + new + 1 / FIRST_VARIANCE)
         self._score += total(evidence * means) + np.clip(total(surprise), -limit, limit)
         self._evidence += new
-        self._levels = None
+        self._levels, self._odds = None, {}
 
     def _learn_shifts(self, shifts: Seq[Shift], surprise: Floats, evidence: Floats) -> float:
         """And how much sequences differ (one step of expectation maximisation).
@@ -228,56 +238,53 @@ class Outlook:
         shift.stamp = self._num_steps
         return shift
 
-    def _row(self, omen: int) -> int:
-        """The omen's row of the tables."""
-        if omen not in self._rows:
-            self._rows[omen] = len(self._rows)
+    def _start(self, omen: int) -> int:
+        """The omen's first cell; a new one makes the tables longer."""
+        if omen not in self._starts:
+            self._starts[omen] = len(self._starts) * POSITIONS
             empty = np.zeros((1, POSITIONS))
             self._evidence = np.concatenate([self._evidence, empty])
             self._score = np.concatenate([self._score, empty])
-            self._levels = None
-        return self._rows[omen]
+            self._levels, self._odds = None, {}
+        return self._starts[omen]
 
-    def _cells(self, rows: Ints, depths: Ints) -> tuple[Floats, Floats]:
-        """Means and variances of levels, in the shape of the arguments."""
+    def _cells(self) -> tuple[Floats, Floats]:
+        """Means and variances of all levels, [cells]."""
         if self._levels is None:
             self._levels = self._filtered()
-        means, variances = self._levels
-        columns = np.minimum(depths, POSITIONS - 1)
-        return means[rows, columns], variances[rows, columns]
+        return self._levels
 
     def _filtered(self) -> tuple[Floats, Floats]:
-        """Every depth's level, leaning on the one before it: [omens, POSITIONS]."""
-        means, variances = [], []
-        for omen, row in self._rows.items():
-            first = self._first_odds.get(omen, FIRST_ODDS)
-            mean, variance = math.log(first / (1 - first)), FIRST_VARIANCE
-            evidence, score = self._evidence[row].tolist(), self._score[row].tolist()
-            for weight, sum_ in zip(evidence, score, strict=True):
-                precision = 1 / variance + weight
-                mean = min(max((mean / variance + sum_) / precision, -LIMIT), LIMIT)
-                means.append(mean)
-                variances.append(1 / precision)
-                variance = 1 / precision + NEXT_VARIANCE
-        shape = self._evidence.shape
-        return np.array(means).reshape(shape), np.array(variances).reshape(shape)
+        """Every depth's level, leaning on the one before it."""
+        first = np.array([self._first_odds.get(omen, FIRST_ODDS) for omen in self._starts])
+        mean, precision = np.log(first / (1 - first)), np.full(len(first), 1 / FIRST_VARIANCE)
+        means, variances = np.empty((2, POSITIONS, len(first)))
+        for depth in range(POSITIONS):
+            known = precision + self._evidence[:, depth]
+            mean = (mean * precision + self._score[:, depth]) / known
+            mean = np.minimum(np.maximum(mean, -LIMIT), LIMIT)
+            means[depth], variances[depth] = mean, 1 / known
+            precision = 1 / (variances[depth] + NEXT_VARIANCE)
+        return means.T.ravel(), variances.T.ravel()
 
 
-def _along_paths(odds: Floats, proposals: Seq[Proposal]) -> Floats:
-    """Products of each draft token's odds with all it follows: [sequences, tokens]."""
-    if not any(p.parents for p in proposals):
-        chained: Floats = odds.cumprod(axis=1)
-        return chained
-    num_sequences, size = odds.shape
-    parents = np.tile(np.arange(-1, size - 1), (num_sequences, 1))
-    for i, proposal in enumerate(proposals):
-        if proposal.parents:
-            parents[i, : len(proposal.parents)] = proposal.parents
-    products = np.ones((num_sequences, 1 + size))  # column 0: the root
-    sequences = np.arange(num_sequences)
-    for column in range(size):
-        products[:, column + 1] = odds[:, column] * products[sequences, parents[:, column] + 1]
-    return products[:, 1:]
+def _along_paths(
+    proposal: Proposal, table: list[float], starts: Mapping[int, int], size: int
+) -> list[float]:
+    """Products of each draft token's odds with all it follows; zeros up to `size`.
+
+    One by one: proposals are too short for arrays to pay.
+    """
+    num_tokens = len(proposal.token_ids)
+    omens = proposal.omens or (0,) * num_tokens
+    # The last place of both lists stands for the root, whose index is -1.
+    paths, depths = [0.0] * size + [1.0], [0] * size + [-1]
+    for node, (parent, omen) in enumerate(zip(proposal.links, omens, strict=True)):
+        depth = depths[node] = depths[parent] + 1
+        cell = starts[omen] + (depth if depth < POSITIONS else POSITIONS - 1)
+        paths[node] = paths[parent] * table[cell]
+    paths.pop()
+    return paths
 
 
 def _expit(logits: Floats) -> Floats:

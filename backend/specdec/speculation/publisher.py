@@ -10,7 +10,6 @@ import math
 import threading
 from typing import Any, get_args
 
-from specdec.speculation.controller import Reason
 from specdec.speculation.metrics import (
     COUNTERS,
     GAUGES,
@@ -19,6 +18,7 @@ from specdec.speculation.metrics import (
     REASON,
     Metrics,
 )
+from specdec.speculation.pace import Reason
 from specdec.speculation.state import FAMILIES, State
 
 PREFIX = "specdec:"

@@ -11,12 +11,15 @@ the one before it, so whatever is taken is a beginning of every proposal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec.speculation.costs import Floats
+from specdec.types import Proposal
 
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -45,18 +48,20 @@ class Offers:
         self.odds: Floats = odds[order]
         self._places: Ints = places[order]
 
-    def choose(self, seconds: Floats, price: float) -> int:
-        """How many offers pay, likeliest first.
+    def gains(self, seconds: Floats, price: float) -> Floats:
+        """[offers] tokens gained over none by the likeliest 1, 2, ... offers.
 
         Args:
             seconds: [more than offers] of the pass with 0, 1, ... of them.
             price: tokens per second.
         """
-        if not len(self.odds):
-            return 0
-        gains = self.odds.cumsum() - price * (seconds[1 : len(self.odds) + 1] - seconds[0])
-        best = int(gains.argmax())
-        return best + 1 if gains[best] > 0.0 else 0
+        added = seconds[1 : len(self.odds) + 1] - seconds[0]
+        found: Floats = self.odds.cumsum() - price * added
+        return found
+
+    def choose(self, seconds: Floats, price: float) -> int:
+        """How many offers pay, likeliest first."""
+        return most(self.gains(seconds, price))
 
     def lengths(self, num_taken: int, longest: int | None = None) -> Ints:
         """[sequences] draft tokens of each among the likeliest `num_taken`, of those that stand
@@ -83,3 +88,38 @@ class Offers:
         at = positions[:, None] == np.arange(self.num_positions)  # [offers, positions]
         sizes = (taken.astype(np.float64) @ at).astype(np.int64)
         return Plans(self, np.maximum(worth, 0.0), sizes)
+
+
+def most(gains: Floats) -> int:
+    """How many offers to take, by what 1, 2, ... of them gain: none, if nothing is gained."""
+    if not len(gains):
+        return 0
+    best = int(gains.argmax())
+    return best + 1 if gains[best] > 0.0 else 0
+
+
+def on_trunk(proposals: Seq[Proposal], num_tokens: int) -> Bools:
+    """[sequences, num_tokens]: from the root always the likeliest child. Only these draft tokens
+    give output in their own step; a branch gives the next step sure draft tokens."""
+    found = np.ones((len(proposals), num_tokens), np.bool_)
+    for row, proposal in zip(found, proposals, strict=True):
+        tip = -1
+        for node, parent in enumerate(proposal.parents):
+            if parent == tip:
+                tip = node
+            else:
+                row[node] = False
+    return found
+
+
+def worth_of(survival: Floats, trunk: Bools, toll: float) -> Floats:
+    """What draft tokens are worth: [sequences, positions], never rising.
+
+    Args:
+        toll: tokens that a row costs; a branch that holds has to pay a second one, when the next
+            step proposes it again.
+    """
+    if trunk.all():
+        return survival
+    found: Floats = np.where(trunk, survival, survival * (1 - min(toll, 1.0)))
+    return np.minimum.accumulate(found, axis=1)

@@ -37,12 +37,14 @@ def read(control: Controller, max_sequences: int) -> dict[State, float]:
     for n in sizes:
         for rows in (n * each for each in ROWS_EACH):
             labels: dict[str, str | int] = {"sequences": n, "rows": rows}
-            found[State.of("verify_cost_seconds", **labels)] = control.target.predict(n, rows)
+            found[State.of("verify_cost_seconds", **labels)] = control.prices.target.predict(
+                n, rows
+            )
             for drafter, cost in control.drafts.items():
                 state = State.of("draft_cost_seconds", **labels, drafter=drafter)
                 found[state] = cost.predict(n, rows)
-        found[State.of("step_overhead_seconds", sequences=n)] = control.overhead(n)
-        found[State.of("spec_decode_predicted_gain", sequences=n)] = control.gain(n)
+        found[State.of("step_overhead_seconds", sequences=n)] = control.prices.overhead(n)
+        found[State.of("spec_decode_predicted_gain", sequences=n)] = control.prices.gain(n)
     for drafter, outlook in control.outlooks.items():
         for (omen, position), rate in outlook.levels().items():
             labels = {"drafter": drafter, "omen": omen, "position": position}
