@@ -12,7 +12,7 @@ from specdec.drafters._grow import MAX_DEPTH, Branch, grow
 from specdec.types import Proposal
 
 DEPTH = 4  # of the paths written down
-ROOT = Branch((0, 0), 0)
+ROOT = Branch(0, 0, 0)
 RATES = st.sampled_from((1.0, 0.5, 0.5, 0.25, 0.1))  # equal ones: ties
 TABLES = st.fixed_dictionaries(
     {token: st.lists(st.integers(0, 4), unique=True, max_size=3) for token in range(5)}
@@ -31,9 +31,9 @@ def follow_in(table):
     """Continuations by the last token, whose omens are their ranks."""
 
     def follow(branch: Branch) -> Iterable[Branch]:
-        last = branch.token_ids[1]
+        last = branch.token_id
         for omen, token_id in enumerate(table.get(last, ())):
-            yield Branch((last, token_id), omen)
+            yield Branch(last, token_id, omen)
 
     return follow
 

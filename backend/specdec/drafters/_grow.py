@@ -20,7 +20,8 @@ MAX_DEPTH = 16
 class Branch(NamedTuple):
     """One way the text may go on."""
 
-    token_ids: tuple[int, int]  # the token before it, and itself
+    before: int  # the token it follows
+    token_id: int
     omen: int
     place: int = -1  # where in the text it was copied from; -1: it was not
 
@@ -58,7 +59,7 @@ def grow(
     push(root, 1.0, -1, 0)
     while heap and len(token_ids) < max_tokens:
         negative, _, parent, depth, branch = heappop(heap)
-        token_ids.append(branch.token_ids[1])
+        token_ids.append(branch.token_id)
         omens.append(branch.omen)
         parents.append(parent)
         if depth + 1 < MAX_DEPTH and len(token_ids) < max_tokens:

@@ -58,7 +58,7 @@ class AutoDrafter(Drafter):
         text = [*view.token_ids, *view.carry] if view.carry else view.token_ids
         end, length = index.longest_match(text)
         return grow(
-            Branch(last_two(view), 0, end if length else -1),
+            Branch(*last_two(view), 0, end if length else -1),
             partial(self._follow, text, end, length),
             judge.odds(view.sequence_id),
             max_tokens=limit,
@@ -69,19 +69,22 @@ class AutoDrafter(Drafter):
         self, text: list[int], end: int, match_length: int, branch: Branch
     ) -> Iterable[Branch]:
         """What a copy goes on with, then what the target once found likely here."""
-        before, last = branch.token_ids
-        is_pair, recycled = self._memory.recall(before, last)
-        first = PAIR if is_pair else SINGLE
+        last = branch.token_id
+        found: list[Branch] = []
+        is_pair, recycled = self._memory.recall(branch.before, last)
+        omen = PAIR if is_pair else SINGLE
         copied = -1
         if branch.place >= 0:
             # A copy may run into itself: it then begins again behind the match.
             place = branch.place + 1 if branch.place + 1 < len(text) else end + 1
-            copied, first = text[place], first + BESIDE - PAIR
+            copied, omen = text[place], omen + BESIDE - PAIR
             kind = AGREED if copied in recycled else COPIED
-            yield Branch((last, copied), kind + min(match_length, MAX_OMEN), place)
-        for omen, token_id in enumerate(recycled, start=first):
+            found.append(Branch(last, copied, kind + min(match_length, MAX_OMEN), place))
+        for token_id in recycled:
             if token_id != copied:
-                yield Branch((last, token_id), omen)
+                found.append(Branch(last, token_id, omen))
+            omen += 1
+        return found
 
     def observe(self, view: DraftView, verdict: Verdict) -> None:
         learn(self._memory, view, verdict)

@@ -39,7 +39,7 @@ class RecycleDrafter(Drafter):
         return ProposeResult(
             [
                 grow(
-                    Branch(last_two(view), 0),
+                    Branch(*last_two(view), 0),
                     self._follow,
                     judge.odds(view.sequence_id),
                     max_tokens=limit,
@@ -50,10 +50,10 @@ class RecycleDrafter(Drafter):
         )
 
     def _follow(self, branch: Branch) -> Iterable[Branch]:
-        is_pair, token_ids = self._memory.recall(*branch.token_ids)
-        first, last = PAIR if is_pair else SINGLE, branch.token_ids[1]
-        for omen, token_id in enumerate(token_ids, start=first):
-            yield Branch((last, token_id), omen)
+        last = branch.token_id
+        is_pair, token_ids = self._memory.recall(branch.before, last)
+        first = PAIR if is_pair else SINGLE
+        return [Branch(last, t, omen) for omen, t in enumerate(token_ids, start=first)]
 
     def observe(self, view: DraftView, verdict: Verdict) -> None:
         learn(self._memory, view, verdict)
