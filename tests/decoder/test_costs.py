@@ -9,7 +9,7 @@ import pytest
 from specdec.artifact import Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder import costs as costs_module
-from specdec.decoder.costs import FILE, ROWS_ALONE, is_steady, load_or_measure, measure, shapes
+from specdec.decoder.costs import FILE, ROWS_ALONE, load_or_measure, measure, shapes
 from specdec.decoder.decoder import load_decoder
 from specdec.decoder.runtimes import load_runtime
 from specdec.types import SamplingParams
@@ -17,9 +17,9 @@ from support.tiny import export_tiny
 
 
 @pytest.fixture
-def steady(monkeypatch):
-    """Tiny passes on a busy machine vary as they like."""
-    monkeypatch.setattr(costs_module, "STEADY", float("inf"))
+def idle(monkeypatch):
+    """The machine that runs the tests may be busy."""
+    monkeypatch.setattr(costs_module, "_waited", lambda: 0.0)
 
 
 class CountingRuntime:
@@ -39,7 +39,7 @@ class CountingRuntime:
         return self._runtime.forward(built)
 
 
-def test_measured_once_per_artifact_and_machine(tmp_path, steady):
+def test_measured_once_per_artifact_and_machine(tmp_path, idle):
     directory = export_tiny(tmp_path)
     artifact = Artifact.read(directory)
     runtime = CountingRuntime(load_runtime(artifact, directory, num_slots=8, num_threads=1))
@@ -84,19 +84,25 @@ def test_rounds_over_all_shapes(tmp_path):
 
 
 def test_what_was_measured_on_a_busy_machine_is_used_and_not_saved(tmp_path, monkeypatch):
-    assert is_steady({(1, 1): [9.0, 1.0, 1.1], (1, 2): [5.0, 1.2, 1.2], (1, 4): [1.0, 3.0, 9.0]})
-    busy = {(1, 1): [0.9, 0.4, 0.6], (1, 2): [0.5, 0.8]}
-    assert not is_steady(busy)
     directory = export_tiny(tmp_path)
     artifact = Artifact.read(directory)
     runtime = load_runtime(artifact, directory, num_slots=2, num_threads=1)
-    monkeypatch.setattr(costs_module, "measure", lambda *_: busy)
-    costs = load_or_measure(runtime, artifact, directory, min_rows=2, num_threads=1)
-    assert costs == ((1, 1, 0.4), (1, 2, 0.5))
-    assert not (directory / FILE).exists()
+    times = {(1, 1): [0.9, 0.4, 0.6], (1, 2): [0.5, 0.8]}
+    monkeypatch.setattr(costs_module, "measure", lambda *_: times)
+    for waits, is_saved in (([3.0, 4.0], False), ([4.0, 4.0], True)):
+        monkeypatch.setattr(costs_module, "_waited", lambda waits=waits: waits.pop(0))
+        costs = load_or_measure(runtime, artifact, directory, min_rows=2, num_threads=1)
+        assert costs == ((1, 1, 0.4), (1, 2, 0.5))
+        assert (directory / FILE).exists() == is_saved
 
 
-def test_a_decoder_measures_when_it_is_first_described_and_not_in_use(tmp_path, steady):
+def test_a_thread_that_had_to_wait_knows_it():
+    waited = costs_module._waited()
+    assert waited >= 0.0
+    assert costs_module._waited() >= waited
+
+
+def test_a_decoder_measures_when_it_is_first_described_and_not_in_use(tmp_path, idle):
     """At load another model may be loading beside it."""
     directory = export_tiny(tmp_path)
     config = DecoderConfig(max_sequences=2, num_threads=1)

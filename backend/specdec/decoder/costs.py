@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import time
 from pathlib import Path
 
@@ -28,7 +27,7 @@ ROWS_ALONE = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 ROWS_EACH = (1, 2, 4, 8)  # per sequence, in batches of several
 MIN_ROUNDS, MAX_ROUNDS = 2, 3  # over all shapes: a disturbance hits many of one round, few of all
 ENOUGH_SECONDS = 0.1  # of one shape
-STEADY = 1.25  # a shape's second fastest pass takes at most this much longer than its fastest
+BUSY = 0.1  # share of the time that a thread waits for a processor when others want it too
 LAST_SECONDS = 0.5  # a pass this long is beyond the knee: larger ones go on in a straight line
 _LENGTH = 256
 
@@ -37,7 +36,7 @@ def load_or_measure(
     runtime: Runtime, artifact: Artifact, directory: Path, *, min_rows: int, num_threads: int
 ) -> tuple[PassCost, ...]:
     """The costs saved for this artifact and machine, or measured now (about three seconds for a
-    135M model on two cores) and saved, if they are steady and the directory can be written.
+    135M model on two cores) and saved, unless the machine was busy or the directory is read-only.
 
     Overwrites the cache's contents.
     """
@@ -49,9 +48,11 @@ def load_or_measure(
     saved = _read(path)
     if key in saved:
         return tuple(PassCost(int(n), int(rows), seconds) for n, rows, seconds in saved[key])
+    began, waited = time.perf_counter(), _waited()
     times = measure(runtime, artifact, min_rows)
+    is_busy = _waited() - waited > BUSY * (time.perf_counter() - began)
     costs = tuple(PassCost(*shape, min(found)) for shape, found in times.items())
-    if is_steady(times):
+    if not is_busy:
         saved[key] = [list(cost) for cost in costs]
         _write(path, saved)
     return costs
@@ -93,13 +94,12 @@ def measure(runtime: Runtime, artifact: Artifact, min_rows: int) -> Times:
     return times
 
 
-def is_steady(times: Times) -> bool:
-    """Whether nothing else seems to have used the processors: most shapes took the same twice.
-
-    The first round does not count against them: a runtime prepares itself for a new shape.
-    """
-    twice = [sorted(found)[:2] for found in times.values()]
-    return statistics.median(second / first for first, second in twice) <= STEADY
+def _waited() -> float:
+    """Seconds that this thread was ready to run and did not; 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _is_too_large(shape: tuple[int, int], times: Times, max_rows: int | None) -> bool:
