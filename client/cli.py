@@ -49,6 +49,10 @@ def _mount() -> None:
         from specdec.export.cli import app as export
 
         app.add_typer(export, name="export")
+    if find_spec("specdec.export") and find_spec("specdec.export.training"):
+        from specdec.export.training.command import train
+
+        app.command()(train)
     if find_spec("specdec.launcher"):
         from specdec.client.serve_command import serve
 

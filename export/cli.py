@@ -201,7 +201,7 @@ def _export(
     with Progress(*_columns(), console=console) as progress:
         form = _form(runtime, precision, check, tensorrt, progress)
         source = resolve(model, progress)
-        _quiet_libraries()
+        quiet_libraries()
         verify = partial(_verify, source, progress, form.get("precision")) if check else None
         return export(
             source,
@@ -266,7 +266,7 @@ def _columns() -> tuple[Any, ...]:
     )
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Keep transformers' own bars and advice out of ours; must run before it is imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     from transformers.utils import logging

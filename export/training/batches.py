@@ -99,6 +99,8 @@ def order(texts: Sequence[Text], *, rows_per_batch: int, seed: int, epoch: int) 
     Args:
         rows_per_batch: rows of a batch at most, padding included (a longer text goes alone).
     """
+    if not texts:
+        return []
     generator = np.random.default_rng((seed, epoch))
     shuffled = generator.permutation(len(texts))
     lengths = np.array([len(text) for text in texts])

@@ -2,7 +2,7 @@
 
     DIR/corpus.json           {"feature_layers": [2, 15, 27, 30], "hidden_size": 576}
     DIR/answers-00000.npz     token_ids [sum of lengths], likeliest [answer tokens]; and by text
-                              lengths, prompt_lengths, temperatures, sources
+                              numbers, lengths, prompt_lengths, temperatures, sources
     DIR/features-00000.npy    float16 [fed tokens, layers * hidden]: the residual stream that
                               enters each layer; of every token but the last of each sequence
 
@@ -31,15 +31,15 @@ _HELD_OUT_OF = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Text:
+class Answer:
     """One prompt and the target's answer to it; n tokens."""
 
+    number: int  # which answer to which prompt, see `Job`
     token_ids: Array  # int64 [n]
     num_prompt_tokens: int
     likeliest: Array  # int64 [n - num_prompt_tokens] the target's argmax for each answer token
     temperature: float  # 0: the answer is the target's greedy one
-    source: str  # the file its prompt is from
-    features: Array  # float16 [n - 1, layers * hidden], mapped
+    source: str  # what its acceptance is reported under
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -48,6 +48,18 @@ class Text:
     def prompt_key(self) -> int:
         """The same for every answer to one prompt, here and anywhere."""
         return zlib.crc32(self.token_ids[: self.num_prompt_tokens].astype("<i8").tobytes())
+
+    def with_features(self, features: Array) -> Text:
+        """`features`: float16 [n - 1, layers * hidden]."""
+        fields = {name: getattr(self, name) for name in Answer.__dataclass_fields__}
+        return Text(**fields, features=features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text(Answer):
+    """An answer and the residual streams it was written with."""
+
+    features: Array  # float16 [n - 1, layers * hidden], mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +135,7 @@ class CorpusWriter:
                 file,
                 token_ids=np.concatenate([t.token_ids for t in texts]).astype(np.int32),
                 likeliest=np.concatenate([t.likeliest for t in texts]).astype(np.int32),
+                numbers=np.array([t.number for t in texts]),
                 lengths=np.array([len(t) for t in texts]),
                 prompt_lengths=np.array([t.num_prompt_tokens for t in texts]),
                 temperatures=np.array([t.temperature for t in texts], np.float32),
@@ -159,6 +172,7 @@ def _read_shard(path: Path, *, width: int) -> Iterator[Text]:
     ends = np.cumsum(lengths - 1)
     for i, end in enumerate(ends):
         yield Text(
+            number=int(part["numbers"][i]),
             token_ids=token_ids[i],
             num_prompt_tokens=int(prompts[i]),
             likeliest=likeliest[i],

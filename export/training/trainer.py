@@ -73,7 +73,7 @@ class Trainer:
     ) -> None:
         """`directory`: of the checkpoint, read by `resume` and written by `run`."""
         self.head = head.to(device or torch.device("cpu"))
-        self._vocabulary = vocabulary
+        self.target, self.vocabulary = target, vocabulary
         self._schedule, self._settings, self._directory = schedule, settings, directory
         self._texts = [t for t in corpus.texts if len(t.likeliest) > head.config.ahead]
         self._gradient = GradientComputer(
@@ -182,7 +182,7 @@ class Trainer:
             **describe(self.head.config, self.head.shape),
             "settings": asdict(self._settings),
             "schedule": asdict(self._schedule),
-            "vocabulary": self._vocabulary.ids.tolist(),
+            "vocabulary": self.vocabulary.ids.tolist(),
             "num_texts": len(self._texts),
         }
 

@@ -74,6 +74,7 @@ def write_text(model: Any, prompt: np.ndarray, *, num_new: int = NUM_NEW) -> Tex
         for _ in range(num_new):
             token_ids.append(int(model(torch.tensor([token_ids])).logits[0, -1].argmax()))
     return Text(
+        number=0,
         token_ids=np.array(token_ids, np.int64),
         num_prompt_tokens=len(prompt),
         likeliest=np.array(token_ids[len(prompt) :], np.int64),

@@ -1,0 +1,241 @@
+"""`specdec train`: the command line around `pipeline.Pipeline`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec.errors import SpecdecError
+
+if TYPE_CHECKING:
+    from specdec.export.training.evaluation import Evaluation
+    from specdec.export.training.trainer import Step, Trainer
+
+
+class Precision(str, Enum):
+    """Of matrix products; weights and moments are float32 always."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+def train(
+    *,
+    prompts: Annotated[
+        list[Path],
+        typer.Option(
+            "--prompts",
+            help='JSON lines, {"prompt": text} or {"messages": [...]}, and a "source"; repeatable.',
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option(help="The target: a Hugging Face directory, a .gguf file, or smollm2.")
+    ] = "smollm2",
+    target: Annotated[
+        Path, typer.Option(help="The same, exported with features.", show_default=True)
+    ] = Path("model_repository/target/1"),
+    output: Annotated[Path, typer.Option(help="Everything is written and resumed here.")] = Path(
+        "trained/eagle"
+    ),
+    answers: Annotated[
+        Path | None, typer.Option(help="Go on from the answers of an earlier training.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Answers to each prompt: one greedy, the others sampled.")
+    ] = 2,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the sampled answers.")] = 0.8,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Of one answer.")] = 192,
+    max_prompt_tokens: Annotated[int, typer.Option(min=8, help="Longer ones are left out.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Answers written at once.")] = 32,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Train by the clock.", show_default="60")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train so many batches instead: repeats to the bit.")
+    ] = None,
+    unroll: Annotated[
+        int, typer.Option(min=1, max=8, help="Steps of a draft in the second part.")
+    ] = 3,
+    vocabulary: Annotated[int, typer.Option(min=16, help="Ids a draft can always propose.")] = 4096,
+    learning_rate: Annotated[float, typer.Option(min=0.0)] = 5e-4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    precision: Annotated[
+        Precision, typer.Option(help="auto: bf16 where the processor multiplies it.")
+    ] = Precision.auto,
+    threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
+) -> None:
+    """Train an EAGLE head for a target, on what the target itself writes.
+
+    Answers, training, evaluation and a plot; Ctrl-C saves, the same command goes on.
+    """
+    try:
+        _run(**locals())
+    except (SpecdecError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: run the same command to go on", err=True)
+        raise typer.Exit(130) from None
+
+
+def _run(
+    *,
+    prompts: list[Path],
+    model: str,
+    target: Path,
+    output: Path,
+    answers: Path | None,
+    rounds: int,
+    temperature: float,
+    max_new_tokens: int,
+    max_prompt_tokens: int,
+    batch: int,
+    minutes: float | None,
+    steps: int | None,
+    unroll: int,
+    vocabulary: int,
+    learning_rate: float,
+    seed: int,
+    precision: Precision,
+    threads: int,
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from specdec.export.cli import quiet_libraries
+    from specdec.export.sources import resolve
+    from specdec.export.training.pipeline import Draft, Pipeline, Writing
+    from specdec.export.training.prompts import Prompts
+    from specdec.export.training.schedule import Schedule
+    from specdec.export.training.trainer import Settings
+
+    threads = threads or len(os.sched_getaffinity(0))
+    schedule = Schedule(
+        num_steps=steps,
+        minutes=None if steps else minutes if minutes is not None else 60.0,
+        learning_rate=learning_rate,
+        unrolled=((0.0, 1), (0.45, unroll)),
+    )
+    settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
+    writing = Writing(rounds, temperature, max_prompt_tokens, max_new_tokens, batch, seed)
+    draft = Draft(vocabulary_size=vocabulary)
+    with Progress(*_columns(), console=Console(stderr=True)) as progress:
+        source = resolve(model, progress)
+        quiet_libraries()
+        source.prepare()
+        read = Prompts.read(prompts, source.tokenizer, max_tokens=max_prompt_tokens)
+        pipeline = Pipeline(source, target, read, output)
+        if answers is not None:
+            with _counted(progress, "read the answers again", None) as count:
+                pipeline.recall(answers, writing, threads=threads, on_text=count)
+        if left := len(pipeline.jobs_left(writing)):
+            with _counted(progress, "write answers", left) as count:
+                pipeline.write(writing, threads=threads, on_text=count)
+        trainer = pipeline.trainer(draft, schedule, settings)
+        _train(progress, trainer)
+        task = progress.add_task("evaluate", total=None)
+        evaluation = pipeline.finish(trainer, draft)
+        progress.update(task, total=1, completed=1)
+    _show(evaluation, output)
+
+
+def _train(progress: Any, trainer: Trainer) -> None:
+    """With a bar of the schedule's progress."""
+    from specdec.export.training.trainer import Interrupted
+
+    task = progress.add_task("train", total=1.0)
+    tokens, seconds = 0, trainer.position.seconds
+
+    def show(step: Step) -> None:
+        nonlocal tokens
+        tokens += step.num_tokens
+        speed = tokens / max(step.position.seconds - seconds, 1e-9)
+        agreement = " ".join(f"{share:.2f}" for share in step.agreement)
+        note = f"loss {step.loss:.2f}, agreement {agreement}, {speed:,.0f} tok/s"
+        progress.update(task, completed=step.progress, note=note)
+
+    try:
+        trainer.run(show)
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    progress.update(task, completed=1.0)
+
+
+@contextmanager
+def _counted(progress: Any, name: str, total: int | None) -> Iterator[Any]:
+    """A bar of texts, with the speed at which their tokens come."""
+    import time
+
+    task = progress.add_task(name, total=total)
+    began, tokens = time.monotonic(), 0
+
+    def count(text: Any) -> None:
+        nonlocal tokens
+        tokens += len(text.likeliest)
+        speed = tokens / (time.monotonic() - began)
+        progress.update(task, advance=1, note=f"{tokens:,} tokens, {speed:,.0f} tok/s")
+
+    yield count
+    progress.update(task, total=total or 1, completed=total or 1)
+
+
+def _show(evaluation: Evaluation, output: Path) -> None:
+    """Acceptance by position, sources down."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title="acceptance by position, held-out prompts, greedy", title_justify="left")
+    grid.add_column("source")
+    for position in range(evaluation.num_steps):
+        grid.add_column(str(position), justify="right")
+    grid.add_column("tokens per pass", justify="right")
+    parts = {**dict(sorted(evaluation.with_request.items())), "overall": evaluation.total()}
+    for source, part in parts.items():
+        rates = (f"{rate:.2f}" for rate in part.rates)
+        grid.add_row(source, *rates, f"{part.acceptance_length:.2f}")
+    Console().print(grid)
+    typer.echo(f"trained: {output}")
+
+
+def _half(precision: Precision) -> bool:
+    """Whether bfloat16 products pay: a processor without them is slower with them."""
+    import torch
+
+    if precision is not Precision.auto:
+        return precision is Precision.bf16
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
+
+
+def _columns() -> tuple[Any, ...]:
+    from rich.progress import (
+        BarColumn,
+        ProgressColumn,
+        Task,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Note(ProgressColumn):
+        """What a stage says of itself; some stages say nothing."""
+
+        def render(self, task: Task) -> Text:
+            return Text(task.fields.get("note", ""), style="dim")
+
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        Note(),
+    )

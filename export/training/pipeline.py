@@ -1,0 +1,198 @@
+"""One training from prompts to weights: write answers, train, evaluate; every stage resumes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec.artifact import Artifact
+from specdec.errors import InvalidRequest
+from specdec.export.sources import Source
+from specdec.export.training import answers as answers_file
+from specdec.export.training import result
+from specdec.export.training.corpus import Answer, Corpus, CorpusWriter, Text
+from specdec.export.training.evaluation import Evaluation, evaluate
+from specdec.export.training.head import Head, HeadConfig, shape_of
+from specdec.export.training.initialise import Start, initialise
+from specdec.export.training.prompts import Job, Prompts
+from specdec.export.training.schedule import Schedule
+from specdec.export.training.target import Target
+from specdec.export.training.trainer import Settings, Trainer
+from specdec.export.training.vocabulary import DraftVocabulary
+from specdec.export.training.writing import load_target, read_again, write_answers
+
+CORPUS, CHECKPOINT = "corpus", "checkpoint"
+_SHARD = 128  # texts: what an interruption can lose
+_SAMPLE = 64  # texts that scales are measured on
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How answers are written."""
+
+    rounds: int = 2
+    temperature: float = 0.8  # from the second round on
+    max_prompt_tokens: int = 256
+    max_new_tokens: int = 192
+    batch: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is trained."""
+
+    vocabulary_size: int = 4096
+    start: Start = Start.random
+    held_out: float = 0.03
+
+
+class Pipeline:
+    """Stages over one output folder; each can be called again and does what is left to do."""
+
+    def __init__(self, source: Source, target_dir: Path, prompts: Prompts, output: Path) -> None:
+        self._source, self._target_dir = source, target_dir
+        self._prompts, self._output = prompts, output
+        self._artifact = Artifact.read(target_dir)
+
+    def jobs_left(self, writing: Writing) -> list[Job]:
+        """Answers that are not in the corpus yet."""
+        done = {text.number for text in self._written()}
+        jobs = self._prompts.jobs(
+            rounds=writing.rounds, temperature=writing.temperature, seed=writing.seed
+        )
+        return [job for job in jobs if job.number not in done]
+
+    def write(self, writing: Writing, *, threads: int, on_text: Callable[[Text], None]) -> None:
+        """Let the target answer; what has ended is kept whatever interrupts."""
+        decoder = self._decoder(writing, threads)
+        texts = write_answers(
+            decoder,
+            self.jobs_left(writing),
+            end_ids=self._artifact.end_ids,
+            max_new_tokens=writing.max_new_tokens,
+        )
+        self._append(texts, on_text)
+
+    def recall(
+        self, path: Path, writing: Writing, *, threads: int, on_text: Callable[[Text], None]
+    ) -> None:
+        """Go on from an answers file: the target reads them again for their features."""
+        done = {text.number for text in self._written()}
+        found = [a for a in answers_file.load(path, self._prompts) if a.number not in done]
+        self._append(read_again(self._decoder(writing, threads), found), on_text)
+
+    def trainer(self, draft: Draft, schedule: Schedule, settings: Settings) -> Trainer:
+        """On the corpus as it is now, at the checkpoint where there is one."""
+        weights = self._source.weights
+        target = Target.read(self._source.config, weights)
+        train, _ = self._corpus().split(draft.held_out)
+        vocabulary = self.vocabulary(draft, train)
+        head = Head(HeadConfig(self._artifact.feature_layers), shape_of(target))
+        initialise(head, target, weights, sample(train), draft.start, seed=settings.seed)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        trainer = Trainer(
+            head,
+            target,
+            vocabulary,
+            train,
+            schedule=schedule,
+            settings=settings,
+            directory=self._output / CHECKPOINT,
+            device=device,
+        )
+        try:
+            trainer.resume()
+        except ValueError as error:
+            raise InvalidRequest(f"{error}: pass the same options, or another --output") from None
+        return trainer
+
+    def vocabulary(self, draft: Draft, train: Corpus) -> DraftVocabulary:
+        """Ids the training answers use most; special tokens and ends always."""
+        special = self._source.tokenizer.get_added_vocab().values()
+        return DraftVocabulary.choose(
+            train.counts(self._artifact.vocab_size),
+            size=draft.vocabulary_size,
+            always=(
+                i for i in {*special, *self._artifact.end_ids} if i < self._artifact.vocab_size
+            ),
+        )
+
+    def finish(self, trainer: Trainer, draft: Draft) -> Evaluation:
+        """Evaluate on held-out prompts and write everything that is worth keeping."""
+        corpus = self._corpus()
+        _, held = corpus.split(draft.held_out)
+        found = evaluate(trainer.head, trainer.target, trainer.vocabulary, held)
+        made = {
+            "target": {
+                "source": self._artifact.source,
+                "weights_sha256": self._artifact.weights_sha256,
+                "vocabulary_sha256": self._artifact.vocabulary_sha256,
+            },
+            "training": {
+                "steps": trainer.position.step,
+                "minutes": round(trainer.position.seconds / 60, 1),
+                "texts": len(corpus.texts),
+                "answer_tokens": corpus.num_answer_tokens,
+            },
+        }
+        result.write_head(self._output, trainer.head, trainer.vocabulary, made)
+        result.write_evaluation(self._output, found)
+        result.plot(self._output / result.PLOT, trainer.history, found)
+        answers_file.save(self._output / answers_file.FILE, corpus.texts, self._prompts)
+        return found
+
+    def _decoder(self, writing: Writing, threads: int) -> Any:
+        return load_target(
+            self._target_dir,
+            batch=writing.batch,
+            max_tokens=writing.max_prompt_tokens + writing.max_new_tokens,
+            threads=threads,
+        )
+
+    def _append(self, texts: Iterable[Text], on_text: Callable[[Text], None]) -> None:
+        writer = CorpusWriter(
+            self._output / CORPUS,
+            feature_layers=self._artifact.feature_layers,
+            hidden_size=self._artifact.hidden_size,
+        )
+        for shard in _shards(texts, on_text):
+            writer.append(shard)
+
+    def _corpus(self) -> Corpus:
+        return Corpus.read(self._output / CORPUS)
+
+    def _written(self) -> Iterable[Answer]:
+        return self._corpus().texts if (self._output / CORPUS).is_dir() else ()
+
+
+def _shards(texts: Iterable[Text], on_text: Callable[[Text], None]) -> Iterator[list[Text]]:
+    """Lists of some texts each; after Ctrl-C the last, shorter one."""
+    shard: list[Text] = []
+    iterator = iter(texts)
+    try:
+        for text in iterator:
+            shard.append(text)
+            on_text(text)
+            if len(shard) == _SHARD:
+                yield shard
+                shard = []
+    except KeyboardInterrupt:
+        if shard:
+            yield shard
+        raise
+    if shard:
+        yield shard
+
+
+def sample(corpus: Corpus) -> torch.Tensor:
+    """Features [N, layers * H] of some texts, spread over the corpus."""
+    step = max(1, len(corpus.texts) // _SAMPLE)
+    some = itertools.islice(corpus.texts, 0, None, step)
+    return torch.from_numpy(np.concatenate([text.features for text in some]))

@@ -1,0 +1,101 @@
+"""What a training leaves: a folder that `specdec export head` turns into a graph.
+
+    model.safetensors   the head's tensors in float16, and d2t and t2d as EAGLE-3 stores them:
+                        names are those of vllm-project/speculators where it has the same tensor
+    config.json         config and shape of the head, and how it was made
+    evaluation.json     acceptance by position and source
+    training.png        loss and acceptance over time
+
+The embedding and the LM head are the target's own and not in here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.export.training.evaluation import Acceptance, Evaluation
+from specdec.export.training.head import Head, describe
+from specdec.export.training.vocabulary import DraftVocabulary
+
+WEIGHTS, CONFIG, EVALUATION, PLOT = (
+    "model.safetensors",
+    "config.json",
+    "evaluation.json",
+    "training.png",
+)
+
+
+def write_head(
+    directory: Path, head: Head, vocabulary: DraftVocabulary, made: dict[str, Any]
+) -> None:
+    """Weights and config; `made`: plain data about the training."""
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {k: v.cpu().to(torch.float16).contiguous() for k, v in head.state_dict().items()}
+    tensors["d2t"] = torch.from_numpy(vocabulary.d2t)
+    tensors["t2d"] = torch.from_numpy(vocabulary.t2d)
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    config = {**describe(head.config, head.shape), "draft_vocab_size": len(vocabulary), **made}
+    (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_evaluation(directory: Path, evaluation: Evaluation) -> None:
+    """As plain numbers, by source."""
+    content = {
+        name: {
+            "overall": _plain(evaluation.total(with_request=flag)),
+            **{source: _plain(part) for source, part in sorted(parts.items())},
+        }
+        for name, flag, parts in (
+            ("with_request_vocabulary", True, evaluation.with_request),
+            ("static_vocabulary", False, evaluation.static_only),
+        )
+    }
+    (directory / EVALUATION).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _plain(part: Acceptance) -> dict[str, Any]:
+    return {
+        "acceptance": [round(rate, 4) if rate == rate else None for rate in part.rates],
+        "offered": part.offered.tolist(),
+        "tokens_per_pass": round(part.num_tokens / part.num_passes, 3) if part.num_passes else None,
+    }
+
+
+def plot(path: Path, history: list[dict[str, float]], evaluation: Evaluation | None) -> bool:
+    """Loss, agreement and, by position, acceptance; False where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="tight")
+    minutes = [line["seconds"] / 60 for line in history]
+    left.plot(minutes, [line["loss"] for line in history])
+    left.set(title="Loss (sum over the steps unrolled)", xlabel="minutes", ylabel="nats")
+    for step in range(max((_num_unrolled(line) for line in history), default=0)):
+        name = f"agreement_{step}"
+        known = [(m, line[name]) for m, line in zip(minutes, history, strict=True) if name in line]
+        middle.plot(*zip(*known, strict=True), label=f"step {step}")
+    middle.set(title="Agreement with the target, training texts", xlabel="minutes", ylim=(0, 1))
+    middle.legend()
+    if evaluation is not None:
+        for source, part in sorted(evaluation.with_request.items()):
+            right.plot(range(len(part.rates)), part.rates, marker=".", label=source, alpha=0.6)
+        right.plot(evaluation.total().rates, marker="o", color="black", label="overall")
+        right.legend(fontsize="small")
+    right.set(title="Acceptance by position, held-out prompts", xlabel="position", ylim=(0, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True
+
+
+def _num_unrolled(line: dict[str, float]) -> int:
+    return sum(name.startswith("agreement_") for name in line)

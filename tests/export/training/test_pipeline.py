@@ -1,0 +1,149 @@
+"""From prompts to a folder: stages resume, features are the target's, answers travel alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from specdec.client.cli import app
+from specdec.errors import InvalidArtifact, InvalidRequest
+from specdec.export.sources import HuggingFaceSource
+from specdec.export.training import answers, result
+from specdec.export.training.corpus import Corpus, CorpusWriter
+from specdec.export.training.pipeline import Pipeline, Writing
+from specdec.export.training.prompts import Prompts
+from specdec.export.training.vocabulary import DraftVocabulary
+
+PROMPTS = ("the quick brown fox", "def add(a, b):", "talk about the weather", "the lazy dog and")
+WRITING = Writing(rounds=2, temperature=1.0, max_new_tokens=12, batch=3)
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [{"prompt": text, "source": text.split()[0]} for text in PROMPTS]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tiny: Path) -> HuggingFaceSource:
+    return HuggingFaceSource(tiny / "model")
+
+
+@pytest.fixture
+def pipeline(tiny: Path, source: HuggingFaceSource, prompts_file: Path, tmp_path: Path) -> Pipeline:
+    prompts = Prompts.read([prompts_file], source.tokenizer, max_tokens=64)
+    return Pipeline(source, tiny / "artifact" / "1", prompts, tmp_path / "out")
+
+
+def written(pipeline: Pipeline, tmp_path: Path) -> Corpus:
+    pipeline.write(WRITING, threads=1, on_text=lambda text: None)
+    return Corpus.read(tmp_path / "out" / "corpus")
+
+
+def test_texts_are_the_targets_own(
+    pipeline: Pipeline, source: HuggingFaceSource, tmp_path: Path
+) -> None:
+    corpus = written(pipeline, tmp_path)
+    assert len(corpus.texts) == 2 * len(PROMPTS)
+    for text in corpus.texts:
+        ids = torch.tensor(text.token_ids)[None]
+        with torch.inference_mode():
+            found = source.reference(ids, output_hidden_states=True)
+        likeliest = found.logits[0, text.num_prompt_tokens - 1 : -1].argmax(-1)
+        assert text.likeliest.tolist() == likeliest.tolist()
+        if not text.temperature:
+            assert np.array_equal(text.likeliest, text.token_ids[text.num_prompt_tokens :])
+        of_layer_1 = text.features.reshape(len(text) - 1, len(corpus.feature_layers), -1)[:, 1]
+        expected = found.hidden_states[1][0, :-1].numpy()
+        assert np.allclose(of_layer_1, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_writing_goes_on_where_it_stopped(pipeline: Pipeline, tmp_path: Path) -> None:
+    whole = len(pipeline.jobs_left(WRITING))
+
+    def stop(text: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.write(WRITING, threads=1, on_text=stop)
+    assert len(pipeline.jobs_left(WRITING)) == whole - 1  # what had ended is kept
+    corpus = written(pipeline, tmp_path)
+    assert sorted(text.number for text in corpus.texts) == list(range(whole))
+    assert not pipeline.jobs_left(WRITING)
+
+
+def test_answers_travel_without_prompts_and_features(
+    pipeline: Pipeline, source: HuggingFaceSource, prompts_file: Path, tmp_path: Path
+) -> None:
+    corpus = written(pipeline, tmp_path)
+    prompts = Prompts.read([prompts_file], source.tokenizer, max_tokens=64)
+    path = tmp_path / answers.FILE
+    answers.save(path, corpus.texts, prompts)
+    again = answers.load(path, prompts)
+    for before, after in zip(corpus.texts, again, strict=True):
+        assert np.array_equal(before.token_ids, after.token_ids)
+        assert np.array_equal(before.likeliest, after.likeliest)
+        assert (before.source, before.temperature) == (after.source, after.temperature)
+    elsewhere = Pipeline(source, pipeline._target_dir, prompts, tmp_path / "elsewhere")
+    elsewhere.recall(path, WRITING, threads=1, on_text=lambda text: None)
+    recalled = Corpus.read(tmp_path / "elsewhere" / "corpus")
+    for before, after in zip(corpus.texts, recalled.texts, strict=True):
+        assert np.allclose(before.features, after.features, rtol=2e-3, atol=2e-3)
+    assert not elsewhere.jobs_left(WRITING)
+    fewer = Prompts(prompts.all[1:])
+    with pytest.raises(InvalidArtifact, match="answers other prompts"):
+        answers.load(path, fewer)
+
+
+def test_a_prompt_is_on_one_side_of_the_split(pipeline: Pipeline, tmp_path: Path) -> None:
+    train, held = written(pipeline, tmp_path).split(0.5)
+    assert len(train.texts) + len(held.texts) == 2 * len(PROMPTS)
+    assert not {t.prompt_key for t in train.texts} & {t.prompt_key for t in held.texts}
+
+
+def test_the_command_trains_and_goes_on(tiny: Path, prompts_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    options = ["train", "--model", str(tiny / "model"), "--target", str(tiny / "artifact" / "1")]
+    options += ["--prompts", str(prompts_file), "--output", str(output), "--steps", "6"]
+    options += ["--max-new-tokens", "12", "--vocabulary", "64", "--precision", "fp32"]
+    first = CliRunner().invoke(app, options)
+    assert first.exit_code == 0, first.output
+    assert "overall" in first.output
+    tensors = load_file(output / result.WEIGHTS)
+    found = DraftVocabulary.of_maps(tensors["d2t"].numpy(), tensors["t2d"].numpy())
+    assert len(found) == 64
+    assert {0, 1, 2} <= set(found.ids.tolist())  # special tokens
+    assert tensors["fc.weight"].dtype == torch.float16
+    assert json.loads((output / result.EVALUATION).read_text())["static_vocabulary"]["overall"]
+    before = (output / result.WEIGHTS).read_bytes()
+    again = CliRunner().invoke(app, options)  # nothing is left to do
+    assert again.exit_code == 0, again.output
+    assert (output / result.WEIGHTS).read_bytes() == before
+    other = CliRunner().invoke(app, [*options, "--learning-rate", "0.1"])
+    assert other.exit_code == 2
+    assert "another schedule" in other.output
+
+
+def test_bad_prompts_name_their_line(tmp_path: Path, source: HuggingFaceSource) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"text": "not"}\n')
+    with pytest.raises(InvalidRequest, match=r"bad\.jsonl:2"):
+        Prompts.read([path], source.tokenizer, max_tokens=64)
+    path.write_text('{"prompt": "fine"}\n')
+    with pytest.raises(InvalidRequest, match="no prompt of at most 1"):
+        Prompts.read([path], source.tokenizer, max_tokens=1)
+
+
+def test_a_corpus_of_other_layers_is_refused(tmp_path: Path) -> None:
+    CorpusWriter(tmp_path, feature_layers=(1, 2), hidden_size=8)
+    with pytest.raises(InvalidArtifact, match="another corpus"):
+        CorpusWriter(tmp_path, feature_layers=(0, 2), hidden_size=8)
