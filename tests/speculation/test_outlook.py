@@ -214,6 +214,14 @@ def test_a_drafter_is_told_the_odds_that_survival_multiplies(sequence_id):
         assert found == pytest.approx(conditional.tolist())
 
 
+def test_every_sequence_has_its_own_judge():
+    outlook = taught([0.9, 0.5, 0.1])
+    judged = [outlook.judge(i) for i in (2, 0, 1, 99)]
+    odds = [odds(0, 0) for odds in judged]
+    assert odds == pytest.approx([first(outlook, i) for i in (2, 0, 1, 99)])
+    assert odds[0] < odds[2] < odds[1]
+
+
 def test_a_judge_knows_what_the_step_before_showed():
     outlook = Outlook()
     before = outlook.judge(0)(3, 0)
