@@ -242,13 +242,15 @@ def in_float32(sampling):
 
 @pytest.fixture
 def carries(monkeypatch):
-    """What passes drew on branches; many, for of every other pair of tokens the memory takes the
-    likeliest for the second and so leads trunks astray."""
+    """What passes emitted and drew on a branch behind it; many, for of every other pair of tokens
+    the memory takes the likeliest for the second and so leads trunks astray."""
     found, learn = [], Memory.learn
 
     def watched(proposal, sampled_ids):
         accepted = accept(proposal, sampled_ids)
-        found.extend([accepted.carry] if accepted.carry else [])
+        if accepted.carry:
+            emitted = sampled_ids[: accepted.num_accepted + 1]
+            found.append((list(emitted), list(accepted.carry)))
         return accepted
 
     def turned(self, before, last, candidate_ids):
@@ -290,3 +292,15 @@ def test_branches_that_are_taken_give_the_same_bits(
         assert [answer(client) for client in clients] == [plain] * 2, num_draft_tokens
     server.stop()
     assert len(carries) >= 5
+    # What a branch drew is what the text goes on with: penalties and masks follow the branch.
+    right = [follows(plain[0], emitted, carry) for emitted, carry in carries]
+    assert sum(right) >= 0.9 * len(right)
+
+
+def follows(token_ids, emitted, carry):
+    """Whether the text goes on like that somewhere, as far as it goes."""
+    for start in range(len(token_ids) - len(emitted) + 1):
+        there = token_ids[start : start + len(emitted) + len(carry)]
+        if there == [*emitted, *carry][: len(there)]:
+            return True
+    return False

@@ -138,3 +138,14 @@ def test_depths_are_those_the_odds_are_asked_for():
 
     grow(ROOT, follow_in({0: [1], 1: [2], 2: [3]}), odds, max_tokens=3, least=0.0)
     assert asked == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_nothing_is_asked_of_the_last_token():
+    asked = []
+
+    def follow(branch):
+        asked.append(branch.token_id)
+        return [Branch(branch.token_id, branch.token_id + 1, 0)]
+
+    grow(ROOT, follow, lambda o, d: 1.0, max_tokens=3, least=0.0)
+    assert asked == [0, 1, 2]
