@@ -1,7 +1,7 @@
 """Triton glue of the decoder backend: tensors in, one decoder call, tensors out.
 
-A model whose configuration says `backend: "specdec"` is served by this file. Target and draft
-differ only in their artifact and parameters. One instance, not decoupled: a decoupled callee's
+A model whose configuration says `backend: "specdec"` is served by this file. Target, draft and
+head differ only in their artifact and parameters. One instance, not decoupled: a decoupled callee's
 error would hang its caller.
 """
 
@@ -16,12 +16,12 @@ import triton_python_backend_utils as pb_utils
 
 from specdec import frame, wire
 from specdec.config import DecoderConfig, from_parameters
-from specdec.decoder.decoder import load_decoder
+from specdec.decoder.load import load
 from specdec.errors import SpecdecError
 
 
 class TritonPythonModel:
-    """One decoder: `target` or `draft`."""
+    """One decoder or head: `target`, `draft` or `eagle`."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
@@ -38,7 +38,7 @@ class TritonPythonModel:
         values = {key: entry["string_value"] for key, entry in parameters.items()}
         try:
             config = from_parameters(DecoderConfig, values)
-            self._decoder = load_decoder(config, Path(pb_utils.get_model_dir()))
+            self._decoder = load(config, Path(pb_utils.get_model_dir()))
         except SpecdecError as error:
             raise pb_utils.TritonModelException(f"{name}: {error}") from None
         info = self._decoder.info

@@ -16,6 +16,7 @@ extend     sequence_ids, starts, num_tokens,          output_ids [R], output_log
            if any wants some: wants_features [B]      features [M * feature_size]
 close      sequence_ids, starts [B] (committed        num_cached [1], 0
            lengths)
+draft      of a head, in place of extend: see wire_head.py
 
 N = sum(num_tokens), R = sum(num_outputs + num_draft_steps), P = sum(num_parents),
 C = sum(num_outputs * num_candidates), M = sum(num_tokens) of those that want features; sequences
@@ -28,10 +29,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from specdec import wire_head
 from specdec.types import (
     Decoder,
     DecoderInfo,
@@ -39,6 +41,9 @@ from specdec.types import (
     Extended,
     ExtendResult,
     Features,
+    Head,
+    HeadCall,
+    HeadResult,
     PassCost,
     SamplingParams,
 )
@@ -59,6 +64,7 @@ INPUTS: Mapping[str, Any] = {
     "num_candidates": np.int32,
     "wants_features": np.int32,
     "sampling": np.object_,
+    **wire_head.INPUTS,
 }
 OUTPUTS: Mapping[str, Any] = {
     "info": np.object_,
@@ -68,6 +74,7 @@ OUTPUTS: Mapping[str, Any] = {
     "candidate_ids": np.int32,
     "features": np.float16,
     "compute_seconds": np.float64,
+    **wire_head.OUTPUTS,
 }
 # Operation -> the outputs it fills.
 RESULTS: Mapping[str, tuple[str, ...]] = {
@@ -76,6 +83,7 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "open": ("num_cached",),
     "extend": ("output_ids", "output_logprobs", "compute_seconds"),
     "close": ("num_cached",),
+    "draft": wire_head.RESULTS,
 }
 # Input of `extend` -> the output that it has too, if that is there.
 WISHES: Mapping[str, str] = {"num_candidates": "candidate_ids", "wants_features": "features"}
@@ -145,7 +153,7 @@ def _features(
 
 
 class RemoteDecoder:
-    """The `Decoder` protocol over a transport: arrays in, arrays out, `DecoderFailed` on error."""
+    """`Decoder` and `Head` over a transport: arrays in, arrays out, `DecoderFailed` on error."""
 
     def __init__(self, transport: Callable[[Arrays, Sequence[str]], Arrays]) -> None:
         """`transport(inputs, wanted)` returns the wanted outputs."""
@@ -196,16 +204,22 @@ class RemoteDecoder:
         ]
         return ExtendResult(sequences, float(result["compute_seconds"][0]))
 
+    def draft(self, calls: Sequence[HeadCall]) -> HeadResult:
+        return wire_head.decode_drafts(self._call("draft", **wire_head.encode_calls(calls)))
+
     def close(self, sequences: Sequence[tuple[int, int]]) -> None:
         ids, lengths = zip(*sequences, strict=True)
         self._call("close", sequence_ids=_ints(ids, np.int64), starts=_ints(lengths))
 
 
-def serve(decoder: Decoder, arrays: Arrays) -> Arrays:
-    """Run one call on a local decoder: the other end of `RemoteDecoder`."""
+def serve(decoder: Decoder | Head, arrays: Arrays) -> Arrays:
+    """Run one call on a local decoder or head: the other end of `RemoteDecoder`."""
     operation = bytes(arrays["operation"][0]).decode()
     if operation == "extend":
-        return _serve_extend(decoder, arrays)
+        return _serve_extend(cast(Decoder, decoder), arrays)
+    if operation == "draft":
+        calls = wire_head.decode_calls(arrays)
+        return wire_head.encode_drafts(cast(Head, decoder).draft(calls))
     if operation == "open":
         num_cached = decoder.open(
             int(arrays["sequence_ids"][0]),

@@ -14,9 +14,12 @@ import pytest
 from specdec import frame, wire
 from specdec.config import DecoderConfig
 from specdec.decoder.decoder import load_decoder
+from specdec.decoder.load import load
 from specdec.errors import DecoderFailed
-from specdec.types import Extend
+from specdec.types import Extend, HeadCall
 from support.decoding import GREEDY, generate
+from support.heads import export_tiny_head, random_head
+from support.tiny import export_tiny
 
 BACKEND = Path(wire.__file__).parents[1] / "model.py"
 
@@ -133,6 +136,24 @@ def test_trees_and_candidates_cross_it(glue, tiny_artifacts):
     assert [s.candidate_ids for s in results[0]] == [s.candidate_ids for s in results[1]]
     with pytest.raises(DecoderFailed, match=r"^sequence 1: token 0 of a tree follows 0: "):
         remote.extend([tree._replace(parents=(0, 0, 0))])
+
+
+def test_a_head_is_served_by_the_same_file(glue, tmp_path):
+    target = export_tiny(tmp_path)
+    head_dir = export_tiny_head(tmp_path, target, random_head(tmp_path / "model")[0])
+    remote = wire.RemoteDecoder(transport(start(glue, artifact_dir=head_dir, num_threads=1)))
+    local = load(DecoderConfig(num_threads=1), head_dir)
+    assert remote.describe()._replace(costs=()) == local.info
+    features = np.random.default_rng(0).standard_normal((3, local.info.feature_size))
+    call = HeadCall(1, 0, [5, 6, 7], features.astype(np.float16), (8,), 6, 3, 2, 0.01)
+    found = []
+    for head in (remote, local):
+        assert head.open(1, [4, 5, 6, 7], GREEDY) == 0
+        found.append(head.draft([call]).drafts[0])
+    assert found[0][:2] == found[1][:2]
+    assert len(found[0].token_ids) == 6
+    with pytest.raises(DecoderFailed, match="the cache holds 3 rows"):
+        remote.draft([call._replace(start=4)])
 
 
 def test_logs_what_the_probe_found(glue):
