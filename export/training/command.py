@@ -47,6 +47,9 @@ def train(
     answers: Annotated[
         Path | None, typer.Option(help="Go on from the answers of an earlier training.")
     ] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Go on from the weights of an earlier training.")
+    ] = None,
     rounds: Annotated[
         int, typer.Option(min=0, help="Answers to each prompt: one greedy, the others sampled.")
     ] = 2,
@@ -92,6 +95,7 @@ def _run(
     target: Path,
     output: Path,
     answers: Path | None,
+    start_from: Path | None,
     rounds: int,
     temperature: float,
     max_new_tokens: int,
@@ -125,7 +129,7 @@ def _run(
     )
     settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
     writing = Writing(rounds, temperature, max_prompt_tokens, max_new_tokens, batch, seed)
-    draft = Draft(vocabulary_size=vocabulary)
+    draft = Draft(vocabulary_size=vocabulary, start_from=start_from)
     with Progress(*_columns(), console=Console(stderr=True)) as progress:
         source = resolve(model, progress)
         quiet_libraries()

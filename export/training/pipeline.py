@@ -51,6 +51,7 @@ class Draft:
     vocabulary_size: int = 4096
     start: Start = Start.random
     held_out: float = 0.03
+    start_from: Path | None = None  # a trained folder: its weights and vocabulary
 
 
 class Pipeline:
@@ -93,9 +94,12 @@ class Pipeline:
         weights = self._source.weights
         target = Target.read(self._source.config, weights)
         train, _ = self._corpus().split(draft.held_out)
-        vocabulary = self.vocabulary(draft, train)
         head = Head(HeadConfig(self._artifact.feature_layers), shape_of(target))
-        initialise(head, target, weights, sample(train), draft.start, seed=settings.seed)
+        if draft.start_from is None:
+            vocabulary = self.vocabulary(draft, train)
+            initialise(head, target, weights, sample(train), draft.start, seed=settings.seed)
+        else:
+            vocabulary = result.read_head(draft.start_from, head)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         trainer = Trainer(
             head,

@@ -12,11 +12,13 @@ The embedding and the LM head are the target's own and not in here.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from specdec.errors import InvalidArtifact
 from specdec.export.training.evaluation import Acceptance, Evaluation
 from specdec.export.training.head import Head, describe
 from specdec.export.training.vocabulary import DraftVocabulary
@@ -44,6 +46,24 @@ def write_head(
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
+def read_head(directory: Path, head: Head) -> DraftVocabulary:
+    """Load weights into a head of the same config and shape; returns their vocabulary.
+
+    Raises `InvalidArtifact`: there are none, or they are of another head.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(directory / WEIGHTS)
+        vocabulary = DraftVocabulary.of_maps(tensors.pop("d2t").numpy(), tensors.pop("t2d").numpy())
+        head.load_state_dict(tensors)
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidArtifact(f"{directory} holds no head like this one: {reason}") from None
+    return vocabulary
+
+
 def write_evaluation(directory: Path, evaluation: Evaluation) -> None:
     """As plain numbers, by source."""
     content = {
@@ -60,11 +80,10 @@ def write_evaluation(directory: Path, evaluation: Evaluation) -> None:
 
 
 def _plain(part: Acceptance) -> dict[str, Any]:
-    return {
-        "acceptance": [round(rate, 4) if rate == rate else None for rate in part.rates],
-        "offered": part.offered.tolist(),
-        "tokens_per_pass": round(part.num_tokens / part.num_passes, 3) if part.num_passes else None,
-    }
+    """None where nothing was offered: JSON has no NaN."""
+    rates = [None if math.isnan(rate) else round(rate, 4) for rate in part.rates]
+    length = round(part.acceptance_length, 3) if part.num_passes else None
+    return {"acceptance": rates, "offered": part.offered.tolist(), "tokens_per_pass": length}
 
 
 def plot(path: Path, history: list[dict[str, float]], evaluation: Evaluation | None) -> bool:

@@ -131,6 +131,12 @@ def test_the_command_trains_and_goes_on(tiny: Path, prompts_file: Path, tmp_path
     other = CliRunner().invoke(app, [*options, "--learning-rate", "0.1"])
     assert other.exit_code == 2
     assert "another schedule" in other.output
+    options[options.index(str(output))] = str(tmp_path / "on")
+    options += ["--start-from", str(output), "--answers", str(output / answers.FILE)]
+    on = CliRunner().invoke(app, options)  # other folders: the answers are read, not written again
+    assert on.exit_code == 0, on.output
+    assert "write answers" not in on.output
+    assert torch.equal(load_file(tmp_path / "on" / result.WEIGHTS)["d2t"], tensors["d2t"])
 
 
 def test_bad_prompts_name_their_line(tmp_path: Path, source: HuggingFaceSource) -> None:
