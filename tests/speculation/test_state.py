@@ -1,5 +1,7 @@
 """What a controller publishes, and what is made of it at the other end."""
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ from specdec.speculation import metrics
 from specdec.speculation.forecast import DEFAULT_RATES, Knowledge
 from specdec.speculation.metrics import Metrics
 from specdec.speculation.state import FAMILIES, State, read
+from support.engine import Harness
 from support.world import CAP, MACHINES, World, cpu
 
 
@@ -104,3 +107,22 @@ def test_the_state_is_read_now_and_then(monkeypatch):
     now[0] += metrics.STATE_SECONDS
     look()
     assert len(reads) == 2
+    found.state(lambda: reads.append(1) or {state: 3.0}, is_last=True)
+    assert found.take().states == {state: 3.0}
+
+
+def test_an_idle_server_publishes_its_costs_before_the_first_step_and_after_the_last():
+    harness = Harness()
+    cost = State.of("verify_cost_seconds", sequences=1, rows=1)
+    assert harness.metrics.take().states[cost] > 0
+    sink = harness.submit([1, 2, 3], 4)
+    engine = threading.Thread(target=harness.engine.run)
+    engine.start()
+    while not sink.num_endings:
+        time.sleep(0.001)
+    deadline = time.monotonic() + 10
+    while cost not in (states := harness.metrics.take().states) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    harness.engine.stop()
+    engine.join()
+    assert states[cost] > 0

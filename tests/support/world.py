@@ -168,7 +168,7 @@ class TreeWorld(World):
             return Proposal()
         judge = self.controller.judge("tree")
         odds = judge.odds(candidate.sequence_id)
-        return grow(Branch((0, 0), 0), _ranks, odds, max_tokens=limit, least=judge.least)
+        return grow(Branch(0, 0, 0), _ranks, odds, max_tokens=limit, least=judge.least)
 
     def expected(self, alpha: float, proposal: Proposal) -> float:
         """What a branch brings counts here, though it is written in the next step."""
@@ -196,7 +196,7 @@ class TreeWorld(World):
         """The best tree of that many tokens; branches that hold cost another row."""
         odds = ranks_of(alpha)
         best = grow(
-            Branch((0, 0), 0), _ranks, lambda omen, _: odds[omen - 1], max_tokens=length, least=0.0
+            Branch(0, 0, 0), _ranks, lambda omen, _: odds[omen - 1], max_tokens=length, least=0.0
         )
         paths = path_odds(best, alpha)
         trunk = on_trunk([best], length)[0].tolist()
@@ -218,7 +218,7 @@ def path_odds(proposal: Proposal, alpha: float) -> list[float]:
 
 
 def _ranks(branch: Branch) -> list[Branch]:
-    return [Branch((0, rank), rank) for rank in (1, 2, 3)]
+    return [Branch(0, rank, rank) for rank in (1, 2, 3)]
 
 
 def _draw(uniform: float, alpha: float) -> int:

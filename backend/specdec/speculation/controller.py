@@ -15,31 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from specdec.drafters.base import Judge
+from specdec.speculation.choice import Choice, choose
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Pace, Reason, reason_for
-from specdec.speculation.planner import Candidate, Planner, Step
+from specdec.speculation.planner import Candidate, Planner
 from specdec.speculation.prices import Prices
-from specdec.speculation.rows import Offers, most, on_trunk, worth_of
 from specdec.types import Proposal
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
 MARGIN = 0.7
-
-
-class Choice(NamedTuple):
-    """Which draft tokens are taken, and what is hoped of it."""
-
-    kept: list[int]  # by sequence
-    odds: list[float]  # of the first token that is not
-    tokens: float  # output expected of drafts in this step
-    worth: float  # tokens gained over taking none, after paying for the rows
-    seconds: float  # of the pass
 
 
 class Controller:
@@ -163,8 +152,17 @@ class Controller:
             return []
         num_sure = sum(1 + c.num_carried for c in candidates)
         num_rows = num_sure + other_rows
+        pairs = list(zip(candidates, proposals, strict=True))
         if any(p.token_ids for p in proposals):
-            choice = self._choose(candidates, proposals, num_rows, is_pure=not other_rows)
+            longest = max(len(p.token_ids) for p in proposals)
+            choice = choose(
+                [0 if c.is_fixed else len(p.token_ids) for c, p in pairs],
+                proposals,
+                self._survival(candidates, proposals, longest),
+                num_rows=num_rows,
+                prices=self.prices,
+                pace=None if other_rows else self._pace(size),
+            )
         else:  # a plain step should not pay for the arrays
             seconds = self.prices.target.predict(size, num_rows)
             choice = Choice([0] * size, [0.0] * size, 0.0, 0.0, seconds)
@@ -192,56 +190,6 @@ class Controller:
         cost = self.prices.per_second(size) * asking
         share = asking / self.prices.plain_seconds(size)
         self._pace(size).looked(worth, cost, share=share, reasons=reasons)
-
-    def _choose(
-        self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_rows: int, *, is_pure: bool
-    ) -> Choice:
-        """The draft tokens that pay; `num_rows` are in the pass anyway."""
-        sizes = np.array([len(p.token_ids) for p in proposals])
-        is_fixed = np.array([c.is_fixed for c in candidates])
-        survival = self._survival(candidates, proposals, int(sizes.max()))
-        num_fixed = int(sizes[is_fixed].sum())
-        num_offers = int(sizes.sum()) - num_fixed
-        num_rows += num_fixed
-        step = self.prices.step(len(candidates), num_rows, num_offers)
-        trunk = on_trunk(proposals, survival.shape[1])
-        toll = step.price * float(step.seconds[-1] - step.seconds[0]) / max(num_offers, 1)
-        offers = Offers(worth_of(survival, trunk, toll), np.where(is_fixed, 0, sizes))
-        gains = offers.gains(step.seconds, step.price)
-        num_taken = most(gains)
-        if is_pure:
-            num_taken = self._tried(step, num_rows, gains, num_taken)
-        kept = np.where(is_fixed, sizes, offers.lengths(num_taken))
-        taken = np.arange(survival.shape[1]) < kept[:, None]
-        next_odds = np.append(survival, np.zeros((len(sizes), 1)), axis=1)[
-            np.arange(len(sizes)), kept
-        ]
-        return Choice(
-            kept.tolist(),
-            next_odds.tolist(),
-            float(survival[taken & trunk].sum()),
-            max(0.0, float(gains[num_taken - 1])) if num_taken else 0.0,
-            float(step.seconds[num_taken]),
-        )
-
-    def _tried(self, step: Step, num_rows: int, gains: Floats, num_taken: int) -> int:
-        """Now and then something else than what seems best: where costs are so uncertain that it
-        may be better, and the account pays for it. Half of the rows tell nearly as much as none
-        and lose less."""
-        pace = self._pace(step.num_sequences)
-        if not len(gains) or not pace.may_try:
-            return num_taken
-        gains = np.append(0.0, gains)
-        doubt = np.append(0.0, self.prices.doubt(step, num_rows))
-        losses = gains[num_taken] - gains
-        if num_taken:
-            other = num_taken // 2
-        else:
-            is_affordable = losses <= pace.credit * step.num_sequences
-            other = int(np.where(is_affordable, gains + doubt, 0.0).argmax())
-        is_hopeful = abs(doubt[num_taken] - doubt[other]) > losses[other]
-        is_tried = is_hopeful and pace.pays(float(losses[other]) / step.num_sequences)
-        return other if is_tried else num_taken
 
     def _survival(
         self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_tokens: int

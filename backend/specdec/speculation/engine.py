@@ -101,6 +101,7 @@ class Engine:
         with self._changed:
             while not (self._stopping or self.scheduler.waiting or self.scheduler.running):
                 self._metrics.idle()
+                self._metrics.state(self._read_state, is_last=True)
                 self._changed.wait()
             return not self._stopping
 

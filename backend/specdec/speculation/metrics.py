@@ -116,10 +116,10 @@ class Metrics:
             self._now.gauges["num_requests_running"] = running
             self._now.gauges["num_requests_waiting"] = waiting
 
-    def state(self, read: Callable[[], dict[State, float]]) -> None:
-        """Take what the controller knows, if that was not done lately."""
+    def state(self, read: Callable[[], dict[State, float]], *, is_last: bool = False) -> None:
+        """Take what the controller knows, if that was not done lately or nothing follows soon."""
         now = time.monotonic()
-        if now < self._state_due:
+        if now < self._state_due and not is_last:
             return
         self._state_due = now + STATE_SECONDS
         states = read()
