@@ -97,7 +97,7 @@ class TargetTables:
             UnsupportedModel: its LM head is a matrix of its own and stored quantised.
         """
         import onnx
-        from onnx import external_data_helper, numpy_helper
+        from onnx import helper, numpy_helper
 
         Artifact.read(directory)
         path = directory / GRAPH
@@ -108,10 +108,13 @@ class TargetTables:
 
         def read(name: str) -> Array:
             tensor = tensors[name]
-            if external_data_helper.uses_external_data(tensor):
-                external_data_helper.load_external_data_for_tensor(tensor, str(directory.resolve()))
-            array: Array = numpy_helper.to_array(tensor)
-            return array
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            if not place:
+                array: Array = numpy_helper.to_array(tensor)
+                return array
+            kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            data, offset = directory / place["location"], int(place["offset"])
+            return np.memmap(data, kind, mode="r", offset=offset, shape=tuple(tensor.dims))
 
         embedding = read("model.embed_tokens.weight")
         head = embedding
