@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec.errors import SpecdecError
+from specdec.export.training.kinds import Kind
 
 if TYPE_CHECKING:
     from specdec.export.training.evaluation import Evaluation
@@ -27,6 +28,7 @@ class Precision(str, Enum):
 
 
 def train(
+    kind: Annotated[Kind, typer.Argument(help="What to train.")] = Kind.eagle,
     *,
     prompts: Annotated[
         list[Path],
@@ -41,9 +43,10 @@ def train(
     target: Annotated[
         Path, typer.Option(help="The same, exported with features.", show_default=True)
     ] = Path("model_repository/target/1"),
-    output: Annotated[Path, typer.Option(help="Everything is written and resumed here.")] = Path(
-        "trained/eagle"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Everything is written and resumed here.", show_default="trained/KIND"),
+    ] = None,
     answers: Annotated[
         Path | None, typer.Option(help="Go on from the answers of an earlier training.")
     ] = None,
@@ -63,6 +66,13 @@ def train(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train so many batches instead: repeats to the bit.")
     ] = None,
+    layer: Annotated[
+        int | None, typer.Option(min=1, help="exit: so many of the target's layers come first.")
+    ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Layers that are trained.", show_default="draft: 4, others: 1"),
+    ] = None,
     unroll: Annotated[
         int, typer.Option(min=1, max=8, help="Steps of a draft in the second part.")
     ] = 3,
@@ -74,8 +84,9 @@ def train(
     ] = Precision.auto,
     threads: Annotated[int, typer.Option(min=0, help="0: one per processor.")] = 0,
 ) -> None:
-    """Train an EAGLE head for a target, on what the target itself writes.
+    """Train a draft for a target, on what the target itself writes.
 
+    eagle: a head on the target's features; draft: a small decoder; exit: behind its first layers.
     Answers, training, evaluation and a plot; Ctrl-C saves, the same command goes on.
     """
     try:
@@ -90,10 +101,11 @@ def train(
 
 def _run(
     *,
+    kind: Kind,
     prompts: list[Path],
     model: str,
     target: Path,
-    output: Path,
+    output: Path | None,
     answers: Path | None,
     start_from: Path | None,
     rounds: int,
@@ -103,6 +115,8 @@ def _run(
     batch: int,
     minutes: float | None,
     steps: int | None,
+    layer: int | None,
+    blocks: int | None,
     unroll: int,
     vocabulary: int,
     learning_rate: float,
@@ -125,11 +139,18 @@ def _run(
         num_steps=steps,
         minutes=None if steps else minutes if minutes is not None else 60.0,
         learning_rate=learning_rate,
-        unrolled=((0.0, 1), (0.45, unroll)),
+        unrolled=((0.0, 1), (0.45, unroll)) if kind is Kind.eagle else ((0.0, 1),),
     )
     settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
     writing = Writing(rounds, temperature, max_prompt_tokens, max_new_tokens, batch, seed)
-    draft = Draft(vocabulary_size=vocabulary, start_from=start_from)
+    draft = Draft(
+        kind=kind,
+        layer=layer,
+        num_blocks=blocks,
+        vocabulary_size=vocabulary,
+        start_from=start_from,
+    )
+    output = output or Path("trained") / kind.value
     with Progress(*_columns(), console=Console(stderr=True)) as progress:
         source = resolve(model, progress)
         quiet_libraries()

@@ -104,7 +104,7 @@ def evaluate(
                 device=device,
             )
             choices = _Choices.of(vocabulary, texts, batch, target)
-            hits = _hits(head, target, choices, inputs, batch.ids_ahead)
+            hits = _hits(head, target, choices, inputs, batch)
             for flag, table in hits.items():
                 for b, text in enumerate(texts):
                     mine = batch.text_of_scored == b
@@ -142,23 +142,31 @@ class _Choices:
 
 
 def _hits(
-    head: Head, target: Target, choices: _Choices, inputs: Inputs, ids_ahead: Array
+    head: Head, target: Target, choices: _Choices, inputs: Inputs, batch: batches.Batch
 ) -> dict[bool, Array]:
     """bool [J, Q] whether the draft's token is the text's; with the request's ids, and without."""
-    num_static = choices.num_static
+    num_steps = len(batch.valid)
+    num_unrolled = num_steps if head.config.reads_token else 1
     hits: dict[bool, list[Array]] = {True: [], False: []}
-    for wanted, z in zip(
-        ids_ahead[1:], head.unroll(inputs, target, len(ids_ahead) - 1), strict=True
-    ):
-        best: dict[bool, list[Tensor]] = {True: [], False: []}
-        for part, mask in zip(z.split(_CHUNK), choices.unseen.split(_CHUNK), strict=True):
-            logits = part @ choices.rows.T
-            best[False].append(logits[:, :num_static].argmax(-1))
-            logits[:, num_static:].masked_fill_(mask, float("-inf"))
-            best[True].append(logits.argmax(-1))
-        for flag, chosen in best.items():
-            hits[flag].append(choices.row_ids[torch.cat(chosen).cpu().numpy()] == wanted)
+    for step, z in enumerate(head.unroll(inputs, target, num_unrolled)):
+        for flag, proposed in _proposals(z, choices).items():
+            hits[flag].append(proposed == batch.ids_ahead[step + 1])
+    if num_unrolled == 1:  # it goes on with its own tokens: step j is the first one of a later row
+        for rows in hits.values():
+            rows += [np.append(rows[0][j:], np.zeros(j, np.bool_)) for j in range(1, num_steps)]
     return {flag: np.stack(tables) for flag, tables in hits.items()}
+
+
+def _proposals(z: Tensor, choices: _Choices) -> dict[bool, Array]:
+    """int64 [Q] the likeliest target id of each row, by what it may choose from."""
+    num_static = choices.num_static
+    best: dict[bool, list[Tensor]] = {True: [], False: []}
+    for part, unseen in zip(z.split(_CHUNK), choices.unseen.split(_CHUNK), strict=True):
+        logits = part @ choices.rows.T
+        best[False].append(logits[:, :num_static].argmax(-1))
+        logits[:, num_static:].masked_fill_(unseen, float("-inf"))
+        best[True].append(logits.argmax(-1))
+    return {flag: choices.row_ids[torch.cat(chosen).cpu().numpy()] for flag, chosen in best.items()}
 
 
 def first_seen(texts: Sequence[Text], ids: Array, vocab_size: int) -> Array:

@@ -3,8 +3,10 @@
     f_i (some layers)  --norm each, fc-->  g_i  --block(s)-->  h_i  --norm, projection-->  z_i
     t_(i+1) --embedding--------------------------^                 logits = z_i . rows of the head
 
-A head that `reads_token` gets the sampled token beside the features and continues on its own
-hidden state (`h` in place of `g`): step j of a draft costs one block and no target.
+An EAGLE head `reads_token`: it gets the sampled token beside the features and continues on its own
+hidden state (`h` in place of `g`), so that step j of a draft costs one block and no target. Without
+that, blocks go on with the one stream they are given: a decoder on the target's embeddings (layer
+0), or an exit from its first layers.
 
 The rows of the target's LM head stay as they are, so any of them can be gathered when a request
 needs them; what they would learn, the projection [H, H] before them does.
@@ -28,9 +30,13 @@ from specdec.export.training.target import Target
 class HeadConfig:
     """What a head looks like, beside the target's sizes."""
 
-    feature_layers: tuple[int, ...]
+    feature_layers: tuple[int, ...]  # without `reads_token` exactly one
     num_blocks: int = 1
     reads_token: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.reads_token and len(self.feature_layers) != 1:
+            raise ValueError(f"a draft without fusion reads one layer, not {self.feature_layers}")
 
     @property
     def ahead(self) -> int:
@@ -45,9 +51,10 @@ class Head(nn.Module):
         super().__init__()
         self.config, self.shape = config, shape
         hidden, num = shape.hidden_size, len(config.feature_layers)
-        # Not trained: a scale before a matrix is the matrix's to learn. It only evens out columns.
-        self.register_buffer("feature_scale", torch.ones(num * hidden))
-        self.fc = nn.Linear(num * hidden, hidden, bias=False)
+        if config.reads_token:
+            # Not trained: a scale before a matrix is the matrix's to learn. It evens out columns.
+            self.register_buffer("feature_scale", torch.ones(num * hidden))
+            self.fc = nn.Linear(num * hidden, hidden, bias=False)
         self.layers = nn.ModuleList(
             Block(shape, reads_token=config.reads_token and number == 0)
             for number in range(config.num_blocks)
@@ -57,6 +64,8 @@ class Head(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """features [M, layers * H] of any float type -> g float32 [M, H]."""
+        if not self.config.reads_token:
+            return features.float()
         fused: Tensor = self.fc(self.normalise(features) * self.feature_scale)
         return fused.float()
 
@@ -70,6 +79,7 @@ class Head(nn.Module):
 
         Tokens are the text's own: a draft is only served further while it agrees with them.
         """
+        assert num_steps == 1 or self.config.reads_token, "it cannot go on without its target"
         pasts = [Past() for _ in self.layers]
         x = self.fuse(batch.features)
         positions, ids = batch.positions, batch.next_ids

@@ -25,6 +25,7 @@ class Start(str, Enum):
     last_layer = "last-layer"
 
 
+_QKV = ("q_proj", "k_proj", "v_proj")
 _TOKEN_SCALE = 0.3  # of the token's half of q, k and v, where the other half is the target's
 
 
@@ -45,11 +46,13 @@ def initialise(
             assert isinstance(block, Block)
             for linear in (block.self_attn["o_proj"], block.mlp["down_proj"]):
                 linear.weight.mul_(0.5)
-        head.feature_scale.copy_(even_scale(head, features))
+        if head.config.reads_token:
+            head.feature_scale.copy_(even_scale(head, features))
         nn.init.eye_(head.projection.weight)
         head.norm.weight.copy_(target.norm)
         if start is Start.last_layer:
-            _copy_last_layer(head, target, weights)
+            _copy_layer(head, weights, target.num_layers - 1)
+            _pass_on(head, target)
 
 
 def even_scale(head: Head, features: Tensor) -> Tensor:
@@ -62,31 +65,27 @@ def even_scale(head: Head, features: Tensor) -> Tensor:
     return square.clamp(min=1e-4).rsqrt()
 
 
-def _copy_last_layer(head: Head, target: Target, weights: Weights) -> None:
-    """The last block becomes the target's last layer, which reads the latest feature before it."""
-    number = target.num_layers - 1
-    prefix = f"model.layers.{number}"
-    block = head.layers[-1]
+def _copy_layer(head: Head, weights: Weights, number: int) -> None:
+    """The last block becomes this layer of the target."""
+    block, hidden = head.layers[-1], head.shape.hidden_size
     assert isinstance(block, Block)
     for name, parameter in block.named_parameters():
-        if name == "hidden_norm.weight":
-            continue
-        rows, columns = parameter.shape[0], parameter.shape[-1]
-        hidden = head.shape.hidden_size
-        source = f"{prefix}.{name}"
-        if columns == 2 * hidden and parameter.ndim == 2:  # [token | hidden]
-            half = torch.from_numpy(weights.get(source, (rows, hidden)))
-            parameter[:, hidden:] = half
-            parameter[:, :hidden] *= _TOKEN_SCALE * half.std() * sqrt(columns)
+        name = name.replace("hidden_norm", "input_layernorm")  # noqa: PLW2901
+        is_double = parameter.ndim == 2 and block.reads_token and name.split(".")[1] in _QKV
+        shape = (parameter.shape[0], hidden) if is_double else tuple(parameter.shape)
+        layer = torch.from_numpy(weights.get(f"model.layers.{number}.{name}", shape))
+        if is_double:  # [token | hidden]
+            parameter[:, hidden:] = layer
+            parameter[:, :hidden] *= _TOKEN_SCALE * layer.std() * sqrt(2 * hidden)
         else:
-            parameter.copy_(torch.from_numpy(weights.get(source, tuple(parameter.shape))))
-    block.hidden_norm.weight.copy_(
-        torch.from_numpy(weights.get(f"{prefix}.input_layernorm.weight", (head.shape.hidden_size,)))
-    )
+            parameter.copy_(layer)
+
+
+def _pass_on(head: Head, target: Target) -> None:
+    """The fusion passes on the latest feature that enters a layer, and learns the rest."""
     late = [i for i, n in enumerate(head.config.feature_layers) if n < target.num_layers]
-    if late:  # the fusion passes the latest feature on, and learns the rest
+    if head.config.reads_token and late:
         hidden = head.shape.hidden_size
+        columns = slice(late[-1] * hidden, (late[-1] + 1) * hidden)
         head.fc.weight.mul_(0.1)
-        begin = late[-1] * hidden
-        scale = head.feature_scale[begin : begin + hidden]
-        head.fc.weight[:, begin : begin + hidden] += torch.diag(1 / scale)
+        head.fc.weight[:, columns] += torch.diag(1 / head.feature_scale[columns])

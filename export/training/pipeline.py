@@ -15,11 +15,12 @@ from specdec.artifact import Artifact
 from specdec.errors import InvalidRequest
 from specdec.export.sources import Source
 from specdec.export.training import answers as answers_file
-from specdec.export.training import result
+from specdec.export.training import result, standalone
 from specdec.export.training.corpus import Answer, Corpus, CorpusWriter, Text
 from specdec.export.training.evaluation import Evaluation, evaluate
-from specdec.export.training.head import Head, HeadConfig, shape_of
+from specdec.export.training.head import Head, shape_of
 from specdec.export.training.initialise import Start, initialise
+from specdec.export.training.kinds import Kind, head_config
 from specdec.export.training.prompts import Job, Prompts
 from specdec.export.training.schedule import Schedule
 from specdec.export.training.target import Target
@@ -27,7 +28,7 @@ from specdec.export.training.trainer import Settings, Trainer
 from specdec.export.training.vocabulary import DraftVocabulary
 from specdec.export.training.writing import load_target, read_again, write_answers
 
-CORPUS, CHECKPOINT = "corpus", "checkpoint"
+CORPUS, CHECKPOINT, HUGGING_FACE = "corpus", "checkpoint", "model"
 _SHARD = 128  # texts: what an interruption can lose
 _SAMPLE = 64  # texts that scales are measured on
 
@@ -48,6 +49,9 @@ class Writing:
 class Draft:
     """What is trained."""
 
+    kind: Kind = Kind.eagle
+    layer: int | None = None  # see `head_config`
+    num_blocks: int | None = None
     vocabulary_size: int = 4096
     start: Start = Start.random
     held_out: float = 0.03
@@ -94,7 +98,10 @@ class Pipeline:
         weights = self._source.weights
         target = Target.read(self._source.config, weights)
         train, _ = self._corpus().split(draft.held_out)
-        head = Head(HeadConfig(self._artifact.feature_layers), shape_of(target))
+        config = head_config(
+            draft.kind, self._artifact, layer=draft.layer, num_blocks=draft.num_blocks
+        )
+        head = Head(config, shape_of(target))
         if draft.start_from is None:
             vocabulary = self.vocabulary(draft, train)
             initialise(head, target, weights, sample(train), draft.start, seed=settings.seed)
@@ -147,6 +154,8 @@ class Pipeline:
             },
         }
         result.write_head(self._output, trainer.head, trainer.vocabulary, made)
+        if draft.kind is not Kind.eagle:
+            standalone.write(self._output / HUGGING_FACE, trainer.head, self._source)
         result.write_evaluation(self._output, found)
         result.plot(self._output / result.PLOT, trainer.history, found)
         answers_file.save(self._output / answers_file.FILE, corpus.texts, self._prompts)

@@ -19,7 +19,7 @@ from specdec.export.training.target import Target
 from specdec.export.training.vocabulary import DraftVocabulary
 from support.tiny import write_tiny_llama
 
-LAYERS = (1, 2)  # of a target of two: the middle, and what enters its final norm
+LAYERS = (0, 1, 2)  # of a target of two; the last: what enters its final norm
 NUM_TEXTS, NUM_NEW = 32, 16
 
 

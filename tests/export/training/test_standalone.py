@@ -1,0 +1,70 @@
+"""Drafts that need no features: trained as heads, run by anything that runs a Llama."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from specdec.artifact import Artifact
+from specdec.errors import InvalidRequest, UnsupportedModel
+from specdec.export.training import standalone
+from specdec.export.training.evaluation import evaluate
+from specdec.export.training.kinds import Kind, head_config
+from specdec.export.training.schedule import Schedule
+from specdec.export.training.trainer import Settings, Trainer
+
+
+def trained(toy: Any, directory: Path, *, layer: int, num_blocks: int, num_steps: int) -> Trainer:
+    head = toy.head(feature_layers=(layer,), num_blocks=num_blocks, reads_token=False)
+    trainer = Trainer(
+        head,
+        toy.target,
+        toy.vocabulary,
+        toy.corpus,
+        schedule=Schedule(num_steps=num_steps, learning_rate=3e-3, unrolled=((0.0, 1),)),
+        settings=Settings(rows_per_batch=512, num_threads=1, half=False),
+        directory=directory,
+    )
+    trainer.run()
+    return trainer
+
+
+@pytest.mark.parametrize(("layer", "num_blocks"), [(0, 2), (1, 1)], ids=["draft", "exit"])
+def test_the_written_model_drafts_what_was_evaluated(
+    toy: Any, tmp_path: Path, layer: int, num_blocks: int
+) -> None:
+    trainer = trained(toy, tmp_path, layer=layer, num_blocks=num_blocks, num_steps=150)
+    corpus = toy.corpus.select(lambda text: text in toy.corpus.texts[:4])
+    found = evaluate(trainer.head, toy.target, toy.vocabulary, corpus, num_steps=3).total()
+    standalone.write(tmp_path / "model", trainer.head, toy.source)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    offered = accepted = 0
+    for text in corpus.texts:
+        ids = torch.from_numpy(text.token_ids)
+        with torch.inference_mode():
+            proposed = model(ids[None]).logits[0].argmax(-1)
+        rows = range(text.num_prompt_tokens, len(text) - 1)
+        offered += len(rows)
+        accepted += sum(int(proposed[i]) == int(ids[i + 1]) for i in rows)
+    assert offered == found.offered[0]
+    assert abs(accepted - int(found.accepted[0])) <= 2  # its weights are stored in float16
+    assert found.rates[0] > 0.5  # and it has learnt something
+
+
+def test_what_a_kind_reads_must_be_given_out(tiny: Path) -> None:
+    artifact = Artifact.read(tiny / "artifact" / "1")
+    assert head_config(Kind.eagle, artifact).feature_layers == artifact.feature_layers
+    assert head_config(Kind.exit, artifact).feature_layers == (1,)
+    assert head_config(Kind.draft, artifact, num_blocks=2).num_blocks == 2
+    with pytest.raises(InvalidRequest, match="--features 3,2"):
+        head_config(Kind.exit, artifact, layer=3)
+
+
+def test_an_exit_behind_layers_that_no_llama_has_is_refused() -> None:
+    standalone.refuse_layers("qwen3", 0)
+    with pytest.raises(UnsupportedModel, match="qwen3"):
+        standalone.refuse_layers("qwen3", 2)
