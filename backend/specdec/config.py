@@ -19,7 +19,7 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Parameters of a model that uses the `specdec` backend (target or draft)."""
+    """Parameters of a model that uses the `specdec` backend (target, draft or head)."""
 
     max_sequences: int = 16
     max_sequence_length: int = 2048  # capped by the model's own maximum
@@ -42,8 +42,10 @@ class SpeculativeConfig:
 
     target_model_name: str = "target"
     draft_model_name: str = ""  # empty: no draft model, the `draft_model` drafter is not offered
+    head_model_name: str = ""  # empty: no trained head, the `eagle` drafter is not offered
     target_artifact_dir: str = ""  # empty: the target's version directory in this repository
     draft_artifact_dir: str = ""
+    head_artifact_dir: str = ""
     drafter: str = "auto"  # the default; a request may choose another
     num_draft_tokens: int = 8  # the default; a request may choose another
     adaptive: bool = True  # fewer than that where they do not pay; a request may choose

@@ -20,6 +20,7 @@ from specdec.speculation.acceptance import lay_out
 from specdec.types import SamplingParams, Verdict
 from support.engine import DRAFTERS, Harness, make_drafter
 from support.fakes import VOCAB_SIZE, ScriptedDecoder, hash_text, reference_text
+from support.scripted_head import ScriptedHead, show
 
 NAMES = [name for name in drafter_names() if name != NONE]
 # A carry comes from a branch: a drafter of chains that keeps a cache of its own never meets one,
@@ -30,7 +31,9 @@ TOKENS = st.integers(0, 4)  # few: texts repeat themselves
 
 def make(name, next_token=hash_text):
     kind = drafter_class(name)
-    return kind(ScriptedDecoder(next_token)) if kind.uses_model else kind()
+    if not kind.uses_model:
+        return kind()
+    return kind((ScriptedHead if kind.needs_features else ScriptedDecoder)(next_token))
 
 
 def view_of(token_ids, sequence_id=1, carry=(), num_prompt_tokens=None):
@@ -39,6 +42,7 @@ def view_of(token_ids, sequence_id=1, carry=(), num_prompt_tokens=None):
 
 
 def propose(drafter, views, limits, **options):
+    show(drafter, views)
     proposals = drafter.propose(views, limits, Judge(odds_of, **options)).proposals
     assert len(proposals) == len(views)
     for proposal, limit in zip(proposals, limits, strict=True):

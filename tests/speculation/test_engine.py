@@ -72,7 +72,7 @@ def test_the_same_request_is_accepted_in_the_same_blocks(name):
 def test_a_sequence_may_fill_its_slot_to_the_last_place(name, num_draft_tokens):
     """The scripted decoders assert that nothing is written behind it."""
     harness = Harness(target=ScriptedDecoder(max_sequence_length=40))
-    drafter = make_drafter(name, ScriptedDecoder(max_sequence_length=40))
+    drafter = make_drafter(name, max_sequence_length=40)
     prompt = [3, 1, 4] * 4
     sink = harness.submit(prompt, 28, drafter=drafter, num_draft_tokens=num_draft_tokens)
     harness.run()

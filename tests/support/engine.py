@@ -7,6 +7,7 @@ import itertools
 from specdec.config import SpeculativeConfig
 from specdec.drafters.auto import AutoDrafter
 from specdec.drafters.draft_model import DraftModelDrafter
+from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.recycle import RecycleDrafter
 from specdec.speculation.controller import Controller
@@ -24,14 +25,19 @@ from support.fakes import (
     ScriptedTreeDrafter,
     hash_text,
 )
+from support.scripted_head import ScriptedHead
 
-DRAFTERS = ("none", "ngram", "recycle", "auto", "scripted", "scripted_tree", "draft_model")
+DRAFTERS = (
+    "none", "ngram", "recycle", "auto", "scripted", "scripted_tree", "draft_model", "eagle"
+)  # fmt: skip
 
 
-def make_drafter(name, draft=None, is_wrong=lambda position: False):
-    """Every drafter kind the engine knows, over scripted models."""
+def make_drafter(name, draft=None, is_wrong=lambda position: False, **sizes):
+    """Every drafter kind the engine knows, over scripted models of these sizes."""
     if name == "draft_model":
-        return DraftModelDrafter(draft or ScriptedDecoder(wrong_at(is_wrong)))
+        return DraftModelDrafter(draft or ScriptedDecoder(wrong_at(is_wrong), **sizes))
+    if name == "eagle":
+        return EagleDrafter(draft or ScriptedHead(wrong_at(is_wrong), **sizes))
     return {
         "none": lambda: None,
         "ngram": NgramDrafter,

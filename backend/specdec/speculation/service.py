@@ -17,11 +17,17 @@ from typing import Protocol
 
 from specdec.artifact import Artifact
 from specdec.config import SpeculativeConfig
-from specdec.drafters import NONE, drafter_class, drafter_names
+from specdec.drafters import NONE, drafter_class
 from specdec.drafters.base import Drafter
-from specdec.errors import DecoderFailed, InvalidConfig, Overloaded, SpecdecError
+from specdec.errors import DecoderFailed, Overloaded, SpecdecError
 from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
+from specdec.speculation.draft_models import (
+    artifact_dir,
+    check_models,
+    model_of,
+    offered_drafters,
+)
 from specdec.speculation.engine import Engine
 from specdec.speculation.metrics import Metrics
 from specdec.speculation.request_parser import Limits, ParsedRequest, parse
@@ -29,7 +35,6 @@ from specdec.speculation.responses import Responder, Response
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.stream import TextStream
 from specdec.speculation.tokenization import TextTokenizer
-from specdec.speculation.vocabulary import check_same_vocabulary
 from specdec.types import Chunk, Decoder, DecoderInfo, Request
 from specdec.wire import Arrays
 
@@ -125,19 +130,11 @@ class Service:
         """
         self._config = config
         self._connect = connect
-        target_dir = _artifact_dir(config.target_artifact_dir, repository, config.target_model_name)
+        target_dir = artifact_dir(config.target_artifact_dir, repository, config.target_model_name)
         self._artifact = Artifact.read(target_dir)
         self._tokenizer = TextTokenizer.from_directory(target_dir)
-        if config.draft_model_name:
-            draft_dir = _artifact_dir(
-                config.draft_artifact_dir, repository, config.draft_model_name
-            )
-            Artifact.read(draft_dir)
-            check_same_vocabulary(target_dir, draft_dir)
-        self.drafters = self._offered_drafters()
-        if config.drafter not in self.drafters:
-            drafter_class(config.drafter)  # names the drafters there are
-            raise InvalidConfig(f"drafter {config.drafter!r} needs parameter draft_model_name")
+        check_models(config, target_dir, repository)
+        self.drafters = offered_drafters(config)
         self._instances: dict[str, Drafter] = {}
         self.metrics = Metrics()
         self._ids = itertools.count(secrets.randbits(48))
@@ -164,12 +161,6 @@ class Service:
         if self._ready.is_set():
             self._engine.stop()
         self._thread.join()
-
-    def _offered_drafters(self) -> tuple[str, ...]:
-        names = drafter_names()
-        if self._config.draft_model_name:
-            return names
-        return tuple(n for n in names if n == NONE or not drafter_class(n).uses_model)
 
     def _parse(self, arrays: Arrays, parameters: Mapping[str, object]) -> ParsedRequest:
         return parse(arrays, dict(parameters), self._tokenizer, self._config, self._limits)
@@ -211,7 +202,7 @@ class Service:
             kind = drafter_class(name)
             draft = None
             if kind.uses_model:
-                found = self._wait_for(self._config.draft_model_name)
+                found = self._wait_for(model_of(kind, self._config))
                 if found is None:
                     return
                 draft, draft_costs[name] = found[0], CostModel.fit(found[1].costs)
@@ -259,7 +250,3 @@ class Service:
                 logger.debug("waiting for %s: %s", model_name, error)
                 time.sleep(RETRY_SECONDS)
         return None
-
-
-def _artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
-    return Path(configured) if configured else repository / model_name / "1"

@@ -1,0 +1,72 @@
+"""The models a server drafts with, beside its target: which drafter calls which; do they fit?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdec.artifact import HEAD, Artifact
+from specdec.config import SpeculativeConfig
+from specdec.drafters import NONE, drafter_class, drafter_names
+from specdec.drafters.base import Drafter
+from specdec.errors import InvalidArtifact, InvalidConfig
+from specdec.speculation.vocabulary import check_same_vocabulary
+
+
+def artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
+    return Path(configured) if configured else repository / model_name / "1"
+
+
+def parameter_of(kind: type[Drafter]) -> str:
+    """The parameter that names the model which drafters of this kind call; empty: they call none.
+
+    Whoever reads the target's hidden states is a head.
+    """
+    if not kind.uses_model:
+        return ""
+    return "head_model_name" if kind.needs_features else "draft_model_name"
+
+
+def model_of(kind: type[Drafter], config: SpeculativeConfig) -> str:
+    """The model's name; empty: this server has none."""
+    parameter = parameter_of(kind)
+    return getattr(config, parameter) if parameter else ""
+
+
+def offered_drafters(config: SpeculativeConfig) -> tuple[str, ...]:
+    """Those whose model there is. Raises `InvalidConfig`: the default is not among them."""
+    names = []
+    for name in drafter_names():
+        kind = drafter_class(name) if name != NONE else None
+        if kind is None or not kind.uses_model or model_of(kind, config):
+            names.append(name)
+    if config.drafter not in names:
+        parameter = parameter_of(drafter_class(config.drafter))
+        raise InvalidConfig(f"drafter {config.drafter!r} needs parameter {parameter}")
+    return tuple(names)
+
+
+def check_models(config: SpeculativeConfig, target_dir: Path, repository: Path) -> None:
+    """Raises `InvalidArtifact`: a model is missing, or was made for another target."""
+    if config.draft_model_name:
+        draft_dir = artifact_dir(config.draft_artifact_dir, repository, config.draft_model_name)
+        Artifact.read(draft_dir)
+        check_same_vocabulary(target_dir, draft_dir)
+    if config.head_model_name:
+        head_dir = artifact_dir(config.head_artifact_dir, repository, config.head_model_name)
+        _check_head(Artifact.read(target_dir), Artifact.read(head_dir), head_dir)
+
+
+def _check_head(target: Artifact, head: Artifact, directory: Path) -> None:
+    if head.architecture != HEAD:
+        raise InvalidArtifact(f"{directory} is a {head.architecture}: expected a head ({HEAD})")
+    if head.vocabulary_sha256 != target.vocabulary_sha256:
+        raise InvalidArtifact(f"the head in {directory} was made for another target's tokens")
+    if (head.feature_layers, head.hidden_size) != (target.feature_layers, target.hidden_size):
+        wanted, given = (
+            f"{a.hidden_size} numbers of layers {','.join(map(str, a.feature_layers)) or 'none'}"
+            for a in (head, target)
+        )
+        raise InvalidArtifact(
+            f"the head in {directory} reads {wanted}; the target gives out {given}: export it "
+            f"with --features"
+        )

@@ -1,0 +1,202 @@
+"""What the head is fed and when: every state of the target beside the token after it, once."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+import pytest
+
+from specdec.drafters import eagle
+from specdec.drafters.base import DraftView, Judge, undecided
+from specdec.drafters.eagle import FIRST_ODDS, MAX_DEPTH, WIDTH, EagleDrafter
+from specdec.errors import DecoderFailed
+from specdec.types import SamplingParams, Verdict
+from support.engine import Harness, make_drafter
+from support.fakes import ScriptedDecoder, features_after, hash_text, reference_text
+from support.scripted_head import LIKELY, ScriptedHead, show
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def view_of(token_ids, sequence_id=1, carry=()):
+    return DraftView(sequence_id, list(token_ids), len(PROMPT), SamplingParams(), carry)
+
+
+def states(token_ids, start, end):
+    return np.stack([features_after(token_ids[: p + 1]) for p in range(start, end)])
+
+
+def propose(drafter, view, limit=4, least=0.0):
+    return drafter.propose([view], [limit], undecided._replace(least=least))
+
+
+def test_prompt_chunks_are_one_call_that_pairs_states_with_the_next_token():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    for start, end in ((0, 3), (3, 8)):
+        drafter.absorb(view_of(PROMPT), start, states(PROMPT, start, end))
+    (proposal,) = propose(drafter, view_of(text), limit=1).proposals
+    assert proposal.token_ids == (hash_text(text),)
+    ((call,),) = head.calls
+    assert (call.start, call.token_ids) == (0, text[1:])
+    assert np.array_equal(call.features, states(PROMPT, 0, 8))
+
+
+def test_each_step_feeds_what_it_brought():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)])
+    for emitted in ([1, 2, 3], [4], [5, 6]):
+        propose(drafter, view_of(text))
+        before = len(text)
+        text += emitted
+        show(drafter, [view_of(text)])
+        propose(drafter, view_of(text))
+        (call,) = head.calls[-1]
+        assert (call.start, call.token_ids) == (before - 1, emitted)
+
+
+def test_nothing_new_is_no_call():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    assert propose(drafter, view_of([5])).proposals[0].token_ids == ()
+    show(drafter, [view_of(PROMPT)])
+    propose(drafter, view_of(PROMPT))
+    assert propose(drafter, view_of(PROMPT)).proposals[0].token_ids == ()
+    assert len(head.calls) == 1
+
+
+def test_a_head_begins_behind_what_the_target_had_cached():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)], first=5)
+    (proposal,) = propose(drafter, view_of(text)).proposals
+    assert proposal.token_ids[0] == hash_text(text)
+    ((call,),) = head.calls
+    assert (call.start, call.token_ids) == (0, text[6:])
+
+
+def test_a_long_text_is_caught_up_in_parts(monkeypatch):
+    monkeypatch.setattr(eagle, "CATCH_UP_ROWS", 3)
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)])
+    sizes = [len(propose(drafter, view_of(text, carry=(8,))).proposals[0].token_ids) for _ in "abc"]
+    assert sizes == [0, 0, 4]
+    calls = [call for (call,) in head.calls]
+    assert [(c.start, len(c.token_ids), c.carry) for c in calls] == [
+        (0, 3, ()),
+        (3, 3, ()),
+        (6, 2, (8,)),
+    ]
+
+
+def test_proposals_go_behind_the_carry():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    text, carry = [*PROMPT, 7], (11, 12)
+    show(drafter, [view_of(text)])
+    (proposal,) = propose(drafter, view_of(text, carry=carry)).proposals
+    assert proposal.token_ids[0] == hash_text([*text, *carry])
+
+
+@pytest.mark.parametrize("limit", [1, 3, 16])
+def test_a_call_asks_for_what_the_limit_and_the_judge_allow(limit):
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    show(drafter, [view_of(PROMPT)])
+    propose(drafter, view_of(PROMPT), limit, least=0.3)
+    ((call,),) = head.calls
+    assert (call.max_tokens, call.max_depth) == (limit, min(limit, MAX_DEPTH))
+    assert (call.width, call.least) == (WIDTH, 0.3)
+
+
+def test_omens_say_how_sure_the_head_is():
+    assert list(FIRST_ODDS.values()) == sorted(FIRST_ODDS.values())
+    drafter = EagleDrafter(ScriptedHead())
+    show(drafter, [view_of(PROMPT)])
+    (proposal,) = propose(drafter, view_of(PROMPT), 16).proposals
+    sure, unsure = proposal.omens[0], min(proposal.omens)
+    assert abs(FIRST_ODDS[sure] - LIKELY) < 0.15
+    assert FIRST_ODDS[unsure] < 0.2
+
+
+def test_buckets_hold_their_middle():
+    for omen, middle in FIRST_ODDS.items():
+        draft = eagle.HeadDraft((1,), (-1,), (np.log(middle),))
+        assert eagle._proposal(draft).omens == (omen,)
+        assert 0 < middle < 1
+        assert exp(draft.logprobs[0]) == pytest.approx(middle)
+
+
+def test_sequences_share_a_call():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    views = [view_of(PROMPT, 1), view_of([4], 2), view_of(PROMPT[:3], 3)]
+    show(drafter, views)
+    found = drafter.propose(views, [2, 2, 2], Judge(undecided.odds)).proposals
+    assert [len(p.token_ids) for p in found] == [2, 0, 2]
+    assert [[c.sequence_id for c in calls] for calls in head.calls] == [[1, 3]]
+
+
+def test_a_refused_sequence_is_named():
+    head = ScriptedHead(max_sequences=1)
+    drafter = EagleDrafter(head)
+    views = [view_of(PROMPT, 1), view_of(PROMPT, 2)]
+    show(drafter, views)
+    result = drafter.propose(views, [2, 2])
+    assert result.failed == (1,)
+    assert [len(p.token_ids) for p in result.proposals] == [2, 0]
+
+
+def test_a_failed_call_is_raised_and_leaves_nothing_after_the_end():
+    head = ScriptedHead(fail_at=[0])
+    drafter = EagleDrafter(head)
+    show(drafter, [view_of(PROMPT)])
+    with pytest.raises(DecoderFailed):
+        propose(drafter, view_of(PROMPT))
+    drafter.end([1])
+    assert not head.caches
+    assert not drafter._states
+
+
+def test_a_text_longer_than_the_head_gets_no_drafts():
+    head = ScriptedHead(max_sequence_length=8)
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)])
+    assert propose(drafter, view_of(text)).proposals[0].token_ids
+    text.append(8)
+    show(drafter, [view_of(text)])
+    assert propose(drafter, view_of(text)).proposals[0].token_ids == ()
+
+
+def test_a_sequence_that_was_never_drafted_needs_no_slot():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    drafter.begin(view_of(PROMPT))
+    show(drafter, [view_of(PROMPT)])
+    drafter.observe(view_of([*PROMPT, 7]), Verdict((7,), (0.0,), 0))
+    drafter.end([1])
+    assert head.closed == []
+
+
+@pytest.mark.parametrize("num_reused", [0, 5])
+def test_a_head_that_knows_the_text_is_accepted_whole(num_reused):
+    """Through the engine: a head that were a token off would see states of another text."""
+    harness = Harness(target=ScriptedDecoder(num_reused=num_reused))
+    head = ScriptedHead()
+    sink = harness.submit(PROMPT, 31, drafter=make_drafter("eagle", head), num_draft_tokens=5)
+    harness.run()
+    assert sink.token_ids == reference_text(PROMPT, 31, hash_text)
+    (first,) = head.calls[0]
+    assert first.start == 0
+    assert first.token_ids == [*PROMPT, sink.token_ids[0]][num_reused + 1 :]
+    flags = [flag for chunk in sink.chunks for flag in chunk.from_draft]
+    assert sum(flags) >= 20
+    assert not head.caches
