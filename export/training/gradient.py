@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 
 class GradientComputer:
-    """Holds the threads; sets torch's own threads to one per operation."""
+    """Holds the threads; a call leaves torch with one of its own per operation."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class GradientComputer:
             device=self._device, tables=torch.bfloat16 if half else torch.float32
         )
         self._num_threads = num_threads
-        if self._device.type == "cpu":
-            torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(num_threads)
 
     def __call__(self, texts: Sequence[Text], *, num_steps: int) -> Gradient:
         """Of the mean loss over all texts' counted rows."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)
         shares = [s for i in range(self._num_threads) if (s := texts[i :: self._num_threads])]
         parts = list(self._pool.map(partial(self._prepare, num_steps=num_steps), shares))
         counts = np.sum([p.counted.sum(-1) for p in parts], axis=0)  # [J]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,8 @@ class Pipeline:
         else:
             vocabulary = result.read_head(draft.start_from, head)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device.type == "cuda":
+            settings = replace(settings, num_threads=1)  # one card, one stream
         trainer = Trainer(
             head,
             target,

@@ -126,7 +126,7 @@ class Trainer:
         began = time.monotonic() - self.position.seconds
         saved = time.monotonic()
         window: list[Step] = []
-        with _stop_flag() as stopped:
+        with _stop_flag() as stopped, _threads_restored():
             for texts in self._batches():
                 progress = self._schedule.progress(self.position.step, self.position.seconds)
                 if progress >= 1 or stopped():
@@ -201,6 +201,15 @@ def _mean(steps: list[Step]) -> dict[str, float]:
     for number in range(len(last.agreement)):
         line[f"agreement_{number}"] = float(np.mean([s.agreement[number] for s in alike]))
     return line
+
+
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
