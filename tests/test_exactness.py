@@ -17,6 +17,7 @@ from specdec.speculation.acceptance import accept
 from specdec.speculation.tokenization import TextTokenizer
 from specdec.types import SamplingParams
 from support.decoding import generate
+from support.heads import export_tiny_head, random_head
 from support.service import InProcessServer
 from support.tiny import export_tiny
 
@@ -34,17 +35,20 @@ REQUESTS = {
     },
     "greedy penalties": {"repetition_penalty": 1.5, "frequency_penalty": 0.8},
 }
-DRAFTERS = ["ngram", "recycle", "auto", "draft_model"]  # chains and trees
+DRAFTERS = ["ngram", "recycle", "auto", "draft_model", "eagle"]  # chains and trees
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox"
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8", "int4"])
 def models(request, tmp_path_factory):
-    """A target and a draft that agrees with it now and then: the same weights, fewer bits."""
+    """A target, a draft that agrees with it now and then (the same weights, fewer bits), and a
+    random head, whose trees are wide enough to be right by chance."""
     root = tmp_path_factory.mktemp(request.param)
     target = export_tiny(root / "target", request.param, hidden_size=128)
     draft = export_tiny(root / "draft", "int4", hidden_size=128)
-    return {"target": target, "draft": draft}
+    whole = export_tiny(root / "whole", hidden_size=128)  # whose tables a head can read
+    head, _ = random_head(root / "whole/model")
+    return {"target": target, "draft": draft, "eagle": export_tiny_head(root, whole, head)}
 
 
 def start(models, tmp_path_factory, **config):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec.config import DecoderConfig, SpeculativeConfig
-from specdec.decoder.decoder import load_decoder
+from specdec.decoder.load import load
 from specdec.speculation.service import Service
 from specdec.wire import RemoteDecoder, serve
 
@@ -101,9 +101,10 @@ class InProcessServer:
         sizes = DecoderConfig(
             max_sequences=max_sequences, max_sequence_length=max_length, num_threads=1
         )
-        self.decoders = {n: load_decoder(sizes, path) for n, path in models.items()}
-        if "draft" in models:
-            config.setdefault("draft_model_name", "draft")
+        self.decoders = {n: load(sizes, path) for n, path in models.items()}
+        for name, parameter in (("draft", "draft_model_name"), ("eagle", "head_model_name")):
+            if name in models:
+                config.setdefault(parameter, name)
         config.setdefault("adaptive", False)  # draft lengths are what the tests ask for
         self.service = Service(SpeculativeConfig(**config), repository, self._connect)
 
