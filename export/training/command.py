@@ -131,6 +131,7 @@ def _run(
     from specdec.export.sources import resolve
     from specdec.export.training.pipeline import Draft, Pipeline, Writing
     from specdec.export.training.prompts import Prompts
+    from specdec.export.training.result import PLOT
     from specdec.export.training.schedule import Schedule
     from specdec.export.training.trainer import Settings
 
@@ -169,6 +170,8 @@ def _run(
         evaluation = pipeline.finish(trainer, draft)
         progress.update(task, total=1, completed=1)
     _show(evaluation, output)
+    if not (output / PLOT).is_file():
+        typer.echo("no plot: pip install 'specdec[plot]' and run the same command", err=True)
 
 
 def _train(progress: Any, trainer: Trainer) -> None:
