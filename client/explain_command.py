@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,11 +26,10 @@ WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One drafter's proposals of one kind."""
+    """One drafter's average proposal."""
 
     drafter: str
-    omen: int  # how good they look to the drafter
-    rates: list[float]  # P(draft token holds | those before it), by position; empty: nothing seen
+    odds: list[float]  # P(accepted) of the first, second, ... draft token; empty: nothing seen
     forecasts: list[Forecast]
 
 
@@ -80,18 +81,19 @@ def read_cases(url: str | None, drafter: str | None, cap: int) -> list[Case]:
         raise ServerUnavailable(
             f"{metrics_url(url)} holds no costs yet: try again in a second"
         ) from None
-    names = sorted({*known.drafts, *known.rates})
+    names = sorted({*known.drafts, *known.offers})
     if drafter and drafter not in names:
         raise RequestRejected(
             f"--drafter {drafter!r}: this server knows {', '.join(names) or 'none yet'}"
         )
     cases = []
     for name in [drafter] if drafter else names:
-        for omen, rates in sorted(known.rates.get(name, {0: []}).items()):
-            forecasts = [
-                known.forecast(name, rates or DEFAULT_RATES, batch, cap=cap) for batch in BATCHES
-            ]
-            cases.append(Case(name, omen, rates, forecasts))
+        rates = known.mean_rates(name)
+        odds = list(accumulate(rates, mul))
+        forecasts = [
+            known.forecast(name, rates or DEFAULT_RATES, batch, cap=cap) for batch in BATCHES
+        ]
+        cases.append(Case(name, odds[:cap], forecasts))
     if not cases:
         raise ServerUnavailable("the server has seen no drafts yet: send it some requests")
     return cases
@@ -100,8 +102,7 @@ def read_cases(url: str | None, drafter: str | None, cap: int) -> list[Case]:
 def to_json(case: Case) -> dict[str, Any]:
     return {
         "drafter": case.drafter,
-        "omen": case.omen,
-        "acceptance": case.rates,
+        "acceptance": case.odds,
         "batches": [f._asdict() for f in case.forecasts],
     }
 
@@ -111,11 +112,9 @@ def show(case: Case) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    title = f"[bold]{escape(case.drafter)}[/]"
-    if case.omen:
-        title += f", proposals of omen {case.omen}"
-    rates = " ".join(f"{rate:.2f}" for rate in case.rates)
-    OUT.print(title, f"[dim]{'acceptance by position: ' + rates if rates else 'nothing seen'}[/]")
+    odds = " ".join(f"{value:.2f}" for value in case.odds)
+    seen = "chance that the 1st, 2nd, ... draft token is accepted: " + odds
+    OUT.print(f"[bold]{escape(case.drafter)}[/]", f"[dim]{seen if odds else 'nothing seen'}[/]")
     grid = Table()
     for name in ("batch", "K = 0", "draft length", "gain", "why not more"):
         grid.add_column(name, justify="left" if name.startswith("why") else "right")

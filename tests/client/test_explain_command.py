@@ -41,7 +41,7 @@ def test_draft_lengths_fall_with_the_batch(server):
 
 def test_a_person_reads_a_table_and_the_reasons(server):
     output = run("--url", server.address).output
-    assert "acceptance by position: 0." in output
+    assert "draft token is accepted: 0." in output
     lines = [line for line in output.splitlines() if line.startswith("│")]
     assert len(lines) == len(BATCHES)
     assert lines[0].split("│")[2].strip() == "24.0 ms"

@@ -11,7 +11,7 @@ from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
 from specdec.speculation.planner import Candidate
 from specdec.types import PassCost, Proposal
-from support.world import CAP, MACHINES, World, cpu, fitted, make_world
+from support.world import CAP, MACHINES, World, cpu, fitted, gpu, make_world
 
 ALPHAS = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]
 FEWER = [0.0, 0.2, 0.5, 0.7, 0.9, 1.0]
@@ -139,9 +139,9 @@ def test_it_gives_up_when_the_text_turns(drafter):
     assert world.goodput([0.0] * 4, 100) >= 0.98 * world.fixed_goodput([0.0] * 4, 0)
 
 
-@pytest.mark.parametrize("drafter", ["free", "model"])
+@pytest.mark.parametrize("drafter", ["free", "model", "tree"])
 def test_a_load_square_wave(drafter):
-    world = World(MACHINES["cpu"], drafter)
+    world = make_world(cpu, drafter)
     alone, many = [0.7], [0.7] * 32
     for _ in range(3):
         world.goodput(alone, 40)
@@ -152,6 +152,20 @@ def test_a_load_square_wave(drafter):
     assert min(world.lengths[-2:]) >= 2  # at once, not after another warm-up
 
 
+@pytest.mark.parametrize("drafter", ["free", "tree"])
+def test_the_gain_is_back_two_seconds_after_the_load_falls(drafter):
+    """Even where the load was more than the machine can draft for."""
+    world = make_world(cpu, drafter, asking=0.1)
+    world.goodput([0.7], 60)
+    for _ in range(3):
+        world.goodput([0.5] * 32, 60)
+        fell = world.now
+        while world.now < fell + 2000.0:
+            world.step([0.7])
+        assert world.goodput([0.7], 60) >= 0.97 * world.best_fixed([0.7])
+        assert world.goodput([0.7], 60) >= 1.2 * world.fixed_goodput([0.7], 0)
+
+
 def test_a_lone_request_never_pays_for_the_load_before_it():
     world = World(MACHINES["cpu"], "model")
     world.goodput([0.9] * 32, 100)
@@ -159,12 +173,43 @@ def test_a_lone_request_never_pays_for_the_load_before_it():
 
 
 @pytest.mark.parametrize("alpha", [0.15, 0.4, 0.8])
-def test_no_flapping(alpha):
-    world = World(MACHINES["cpu"], "model", seed=3)
-    world.goodput([alpha], 200)
-    tail = [round(length) for length in world.lengths[-100:]]
-    changes = sum(a != b for a, b in pairwise(tail))
-    assert changes <= 20, tail
+@pytest.mark.parametrize(
+    ("drafter", "batch"), [("model", 1), ("free", 4), ("tree", 1), ("tree", 8)]
+)
+def test_no_flapping(drafter, batch, alpha):
+    """A tree follows what there is to offer; its mean over ten steps is steady."""
+    world = make_world(cpu, drafter, seed=3)
+    world.goodput([alpha] * batch, 200)
+    size = 10 if drafter == "tree" else 1
+    means = [fmean(world.lengths[-100:][i : i + size]) for i in range(0, 100, size)]
+    changes = sum(abs(a - b) >= 1.0 for a, b in pairwise(means))
+    assert changes <= 0.2 * len(means), means
+
+
+def test_where_nothing_pays_drafters_are_asked_every_fourth_step():
+    world = make_world(cpu, "tree", asking=0.05)
+    world.goodput([0.2] * 16, 40)
+    before = world.num_asked
+    world.goodput([0.2] * 16, 100)
+    assert world.num_asked - before <= 26
+
+
+def test_where_nothing_can_pay_drafters_are_hardly_asked_at_all():
+    """A further row costs more than a step gives: the machine is full."""
+    world = make_world(lambda n, rows: 1.5 * rows - 0.5 * n, "tree", 8)
+    world.goodput([1.0] * 8, 40)
+    before = world.num_asked
+    world.goodput([1.0] * 8, 200)
+    assert world.num_asked - before <= 200 // 16
+
+
+def test_asking_that_takes_long_is_rarer():
+    world = make_world(gpu, "tree", asking=0.1)
+    world.goodput([0.0] * 32, 100)
+    before = world.num_asked
+    world.goodput([0.0] * 32, 100)
+    assert world.num_asked - before <= 4
+    assert world.goodput([0.0] * 32, 100) >= 0.98 * world.fixed_goodput([0.0] * 32, 0)
 
 
 @pytest.mark.parametrize(("alpha", "is_drafted"), [(0.95, True), (0.0, False)])
@@ -292,6 +337,39 @@ def test_reasons_are_told():
     assert reasons["acceptance"] >= 1
     assert expected > 0
     assert controller.take()[0] == {}
+
+
+def steep(num_sequences, num_rows):
+    """A row costs a lone request 0.4 tokens."""
+    return 10.0 + 6.0 * num_rows
+
+
+@pytest.mark.parametrize(
+    ("machine", "alpha", "batch", "reason"),
+    [
+        (steep, 0.6, 1, "cost"),
+        (steep, 0.05, 1, "acceptance"),
+        (steep, 0.05, 32, "acceptance"),
+        (steep, 0.6, 32, "load"),
+        (cpu, 0.6, 32, "load"),
+        (cpu, 0.05, 32, "load"),  # alone the row would be free
+    ],
+)
+def test_load_is_the_reason_where_a_lone_request_would_draft(machine, alpha, batch, reason):
+    world = make_world(machine, "free", 32)
+    world.goodput([alpha] * batch, 100)
+    world.controller.take()
+    world.goodput([alpha] * batch, 10)
+    found = world.controller.take()[0]
+    assert found.most_common(1)[0][0] == reason
+
+
+def test_reasons_are_told_while_drafters_are_not_asked():
+    world = make_world(cpu, "tree", asking=0.05)
+    world.goodput([0.2] * 16, 40)
+    world.controller.take()
+    world.goodput([0.2] * 16, 8)
+    assert world.controller.take()[0].total() == 8 * 16
 
 
 def test_a_model_that_was_not_asked_had_more_than_nothing_to_propose():

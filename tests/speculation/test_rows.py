@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from specdec.speculation.rows import Offers
+from specdec.speculation.rows import Offers, most, on_trunk, worth_of
+from specdec.types import Proposal
 
 RNG = np.random.default_rng(0)
 
@@ -69,3 +70,38 @@ def test_no_offers():
     plans = offers.plans(np.ones(1), 1.0)
     assert plans.worth.tolist() == [0.0] * 3
     assert plans.lengths(3).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.2, 5.0])
+def test_empty_places_are_in_the_account(idle):
+    """Against trying everything."""
+    for _ in range(20):
+        survival, limits, seconds = example()
+        offers = Offers(survival, limits)
+
+        def gain(lengths, survival=survival, seconds=seconds):
+            empty = len(lengths) * max(lengths) - sum(lengths)
+            return worth(survival, lengths, seconds, 0.1) - 0.1 * idle * empty
+
+        ranges = [range(limit + 1) for limit in limits]
+        best = max(gain(lengths) for lengths in itertools.product(*ranges))
+        longest, gains = offers.within(seconds, 0.1, idle)
+        lengths = offers.lengths(most(gains), longest).tolist()
+        assert gain(lengths) == pytest.approx(best)
+
+
+def test_the_trunk_is_what_the_likeliest_child_leads_to():
+    chain = Proposal((1, 2, 3))
+    #   root - 0 - 2
+    #        + 1 - 3
+    tree = Proposal((5, 6, 7, 8), (), (-1, -1, 0, 1))
+    found = on_trunk([chain, tree], 4)
+    assert found.tolist() == [[True] * 4, [True, False, True, False]]
+
+
+def test_a_branch_pays_for_its_second_row():
+    survival = np.array([[0.5, 0.4, 0.3]])
+    trunk = np.array([[True, False, True]])
+    assert worth_of(survival, trunk, 0.5).tolist() == [pytest.approx([0.5, 0.2, 0.2])]
+    assert worth_of(survival, trunk, 9.0).tolist() == [pytest.approx([0.5, 0.0, 0.0])]
+    assert worth_of(survival, np.ones_like(trunk), 0.5) is survival

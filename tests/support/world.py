@@ -50,6 +50,7 @@ class World:
     noise: float = 0.0  # standard deviation of the times it sees; the score knows better
     seed: int = 0
     table: Cost | None = None  # what was measured at load, where that is wrong
+    idle: float = 0.0  # milliseconds of a place left empty beside a longer sequence
     asking: float = 0.0  # milliseconds of a drafter's own code per sequence
     lengths: list[float] = field(default_factory=list)  # mean draft length of each step
     num_draft_calls: int = 0
@@ -75,13 +76,12 @@ class World:
         self.now += asking + draft
         offered = [self.offer(c, limit) for c, limit in zip(candidates, limits, strict=True)]
         kept = self.controller.trim(candidates, offered, draft_seconds=draft)
-        rows = sum(1 + c.num_carried for c in candidates) + sum(len(p.token_ids) for p in kept)
-        verify = self.cost(len(alphas), rows)
+        each = [1 + c.num_carried + len(p.token_ids) for c, p in zip(candidates, kept, strict=True)]
+        verify = self.cost(len(alphas), sum(each))
+        verify += self.idle * (len(each) * max(each) - sum(each))
         self.now += verify
         seen = verify * max(0.1, self._random.gauss(1.0, self.noise))
-        self.controller.observe_pass(
-            len(alphas), rows, verify_seconds=seen, overhead_seconds=asking
-        )
+        self.controller.observe_pass(each, verify_seconds=seen, overhead_seconds=asking)
         tokens = 0.0
         for alpha, candidate, proposal, offer in zip(
             alphas, candidates, kept, offered, strict=True

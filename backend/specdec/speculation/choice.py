@@ -52,12 +52,17 @@ def choose(
     trunk = on_trunk(proposals, survival.shape[1])
     toll = step.price * float(step.seconds[-1] - step.seconds[0]) / max(num_offers, 1)
     offers = Offers(worth_of(survival, trunk, toll), free)
-    gains = np.append(0.0, offers.gains(step.seconds, step.price))
-    num_taken = most(gains[1:])
+    longest: int | None = None
+    if pace and num_offers and len(proposals) > 1:
+        idle = prices.target.idle_seconds(len(proposals))
+        longest, found = offers.within(step.seconds, step.price, idle)
+    else:
+        found = offers.gains(step.seconds, step.price)
+    gains, num_taken = np.append(0.0, found), most(found)
     if pace and num_offers and pace.may_try:
-        doubt = np.append(0.0, prices.doubt(step, num_rows))
+        doubt = np.append(0.0, prices.doubt(step, num_rows))[: len(gains)]
         num_taken = _tried(step, gains, doubt, num_taken, pace)
-    kept = np.where(free, offers.lengths(num_taken), sizes)
+    kept = np.where(free, offers.lengths(num_taken, longest), sizes)
     is_taken = np.arange(survival.shape[1]) < kept[:, None]
     is_next = np.arange(survival.shape[1]) == kept[:, None]
     return Choice(

@@ -29,6 +29,7 @@ from specdec.types import Proposal
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
 MARGIN = 0.7
+FULL_ODDS = 0.15  # while so little is asked of them, drafters offer all they have
 
 
 class Controller:
@@ -124,7 +125,7 @@ class Controller:
         self._least = min(max(LEAST_ODDS, MARGIN * least), MOST_ODDS)
         self._is_look = least < 1.0
         if not self._is_look:
-            pace.reason = self._why(1.0, 0, num_sequences)
+            pace.skipped(self._why(1.0, 0, num_sequences))
         return self._is_look
 
     def _withhold(self, sequence_ids: Seq[int], reason: Reason) -> None:
@@ -154,11 +155,11 @@ class Controller:
         num_rows = num_sure + other_rows
         pairs = list(zip(candidates, proposals, strict=True))
         if any(p.token_ids for p in proposals):
-            longest = max(len(p.token_ids) for p in proposals)
+            survival = self._survival(candidates, proposals)
             choice = choose(
                 [0 if c.is_fixed else len(p.token_ids) for c, p in pairs],
                 proposals,
-                self._survival(candidates, proposals, longest),
+                survival,
                 num_rows=num_rows,
                 prices=self.prices,
                 pace=None if other_rows else self._pace(size),
@@ -191,21 +192,16 @@ class Controller:
         share = asking / self.prices.plain_seconds(size)
         self._pace(size).looked(worth, cost, share=share, reasons=reasons)
 
-    def _survival(
-        self, candidates: Seq[Candidate], proposals: Seq[Proposal], num_tokens: int
-    ) -> Floats:
-        """[sequences, num_tokens] by each one's own drafter."""
-        names = {c.drafter for c in candidates}
-        if len(names) == 1:
-            ids = [c.sequence_id for c in candidates]
-            return self.outlooks[candidates[0].drafter].survival(ids, proposals)
-        survival = np.zeros((len(candidates), num_tokens))
-        for name in names:
+    def _survival(self, candidates: Seq[Candidate], proposals: Seq[Proposal]) -> Floats:
+        """[sequences, longest proposal] by each one's own drafter."""
+        survival = np.zeros((len(candidates), max(len(p.token_ids) for p in proposals)))
+        for name in {c.drafter for c in candidates}:
             rows = [i for i, c in enumerate(candidates) if c.drafter == name]
             found = self.outlooks[name].survival(
                 [candidates[i].sequence_id for i in rows], [proposals[i] for i in rows]
             )
             survival[rows, : found.shape[1]] = found
+            self.outlooks[name].offered(found, is_all=self._least <= FULL_ODDS)
         return survival
 
     def _reason(
@@ -242,16 +238,22 @@ class Controller:
             self._planners[candidate.drafter].curiosity.is_hopeful = is_right
 
     def observe_pass(
-        self, num_sequences: int, num_rows: int, *, verify_seconds: float, overhead_seconds: float
+        self,
+        num_rows: Seq[int],
+        *,
+        verify_seconds: float,
+        overhead_seconds: float,
     ) -> None:
-        """Correct the costs by one decode-only step; the time since `limits` counts as overhead."""
-        self.prices.observe_step(
-            num_sequences,
-            num_rows,
-            verify=verify_seconds,
-            asking=self._asked,
-            overhead=max(0.0, overhead_seconds - self._asked),
-        )
+        """Correct the costs by one decode-only step; the time since `limits` counts as overhead.
+
+        Args:
+            num_rows: of each sequence.
+        """
+        size, total = len(num_rows), sum(num_rows)
+        num_idle = size * max(num_rows) - total
+        self.prices.target.observe(size, total, verify_seconds, num_idle=num_idle)
+        overhead = max(0.0, overhead_seconds - self._asked)
+        self.prices.observe_step(size, asking=self._asked, overhead=overhead)
 
     def observe_draft(self, name: str, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
         """Correct a draft model's costs by one call: `num_rows` first, then one row for each

@@ -1,14 +1,15 @@
-"""What running passes teach about the cost of one batch size: three factors and their doubt.
+"""What running passes teach about the cost of one batch size: four factors and their doubt.
 
-    seconds = level * plain + slope * more + row * plain * rows / ROWS
+    seconds = level * plain + slope * more + (row * rows + idle * places) * plain / ROWS
 
 `plain` is what a table says of a pass of one row per sequence, `more` what it adds for `rows`
 further ones. A table that is too high or too low moves the level; one that is too steep or too
-flat moves the slope; one without any slope is helped by the last term. Recursive least squares
+flat moves the slope; one without any slope is helped by the third factor. `places` are what a
+batch leaves empty where one sequence has more rows than the others. Recursive least squares
 with a drift (a Kalman filter); the covariance says how far the factors can be trusted, hence
 whether it is worth trying something else.
 
-Knows three numbers per pass; knows no decoder and no batch.
+Knows four numbers per pass; knows no decoder and no batch.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ROWS = 64.0
-START = (0.25, 0.25, 2.0)  # variances of the factors before anything was seen
+FIRST = (1.0, 1.0, 0.0, 0.1)
+START = (0.25, 0.25, 2.0, 0.04)  # variances of the factors before anything was seen
 DRIFT = 1e-4  # by which every variance grows with each pass: machines warm up, texts grow
 NOISE = 0.01  # variance of a pass about what is expected of it, in the beginning
 NOISES = (0.0025, 0.09)
 NOISE_WEIGHT = 0.03
 OUTLIER = 3.0  # standard deviations that one pass counts at most
 WIDER = 1.5  # after one that is further off
-BOUNDS = ((0.02, 50.0), (0.05, 20.0), (-20.0, 50.0))
+BOUNDS = ((0.02, 50.0), (0.05, 20.0), (-20.0, 50.0), (0.0, 5.0))
+SIZE = len(FIRST)
 
 
 class Parts(NamedTuple):
@@ -34,19 +37,20 @@ class Parts(NamedTuple):
     plain: float
     more: float
     row: float
+    idle: float
 
 
-def parts(plain: float, more: float, num_more: float) -> Parts:
-    return Parts(plain, more, plain * num_more / ROWS)
+def parts(plain: float, more: float, num_more: float, num_idle: float = 0.0) -> Parts:
+    return Parts(plain, more, plain * num_more / ROWS, plain * num_idle / ROWS)
 
 
 @dataclass(slots=True)
 class Correction:
     """Of one batch size."""
 
-    factors: list[float] = field(default_factory=lambda: [1.0, 1.0, 0.0])
+    factors: list[float] = field(default_factory=lambda: list(FIRST))
     covariance: list[list[float]] = field(
-        default_factory=lambda: [[START[i] * (i == j) for j in range(3)] for i in range(3)]
+        default_factory=lambda: [[START[i] * (i == j) for j in range(SIZE)] for i in range(SIZE)]
     )
     noise: float = NOISE
 
@@ -57,8 +61,9 @@ class Correction:
 
     def apply(self, found: Parts) -> float:
         """Seconds; more rows never cost less."""
-        level, slope, row = self.factors
-        return level * found.plain + max(0.0, slope * found.more + row * found.row)
+        level, slope, row, idle = self.factors
+        added = max(0.0, slope * found.more + row * found.row)
+        return level * found.plain + added + idle * found.idle
 
     def learn(self, found: Parts, seconds: float) -> float:
         """Take in one pass; returns seconds / expected, outliers cut off."""
@@ -85,13 +90,13 @@ class Correction:
         return 1.0 + error * self.noise / variance
 
     def _narrow(self, spread: list[float], variance: float) -> None:
-        for i in range(3):
-            for j in range(3):
+        for i in range(SIZE):
+            for j in range(SIZE):
                 self.covariance[i][j] -= spread[i] * spread[j] / variance
             if self.covariance[i][i] < START[i]:
                 self.covariance[i][i] += DRIFT
 
     def _widen(self) -> None:
         """All of it, so that it stays a covariance."""
-        if all(self.covariance[i][i] * WIDER <= START[i] for i in range(3)):
+        if all(self.covariance[i][i] * WIDER <= START[i] for i in range(SIZE)):
             self.covariance = [[WIDER * value for value in row] for row in self.covariance]

@@ -104,10 +104,15 @@ class CostModel:
             return 0.0
         return self._correction(num_sequences).apply(self._parts(num_sequences, num_rows))
 
+    def idle_seconds(self, num_sequences: int) -> float:
+        """Of a place that is empty because another sequence has more rows."""
+        found = self._correction(num_sequences)
+        return found.factors[-1] * self._parts(num_sequences, num_sequences).plain / ROWS
+
     def predict_from(self, num_sequences: int, num_rows: int, num_more: int) -> Floats:
         """Seconds as rows are added, [num_more + 1]: of num_rows, num_rows + 1, ... rows."""
         plain, more, row = self._added(num_sequences, num_rows, num_more)
-        level, slope, each = self._correction(num_sequences).factors
+        level, slope, each, _ = self._correction(num_sequences).factors
         added: Floats = np.maximum.accumulate(np.maximum(slope * more + each * row, 0.0))
         return level * plain + added
 
@@ -116,14 +121,14 @@ class CostModel:
         of 0, 1, ... more than `num_rows`."""
         found = self._correction(num_sequences)
         plain, more, row = self._added(num_sequences, num_rows, num_more)
-        level, slope, each = found.factors
+        level, slope, each, _ = found.factors
         more, row = more - more[0], row - row[0]
         whole = level * plain
         # The share is (slope * more + each * row) / (level * plain): its gradient by the factors.
         gradient = np.stack(
             [-(slope * more + each * row) / (level * whole), more / whole, row / whole]
         )
-        variance = np.einsum("ic,ij,jc->c", gradient, np.array(found.covariance), gradient)
+        variance = np.einsum("ic,ij,jc->c", gradient, np.array(found.covariance)[:3, :3], gradient)
         variance += (MISFIT / whole * (slope * more + each * row)) ** 2
         found_sd: Floats = np.sqrt(np.maximum(variance, 0.0))
         return found_sd
@@ -138,11 +143,18 @@ class CostModel:
         seconds[0] = 0.0
         return seconds
 
-    def observe(self, num_sequences: int, num_rows: int, seconds: float) -> None:
-        """Correct the batch size, and the curve at that many rows, by one pass."""
+    def observe(
+        self, num_sequences: int, num_rows: int, seconds: float, *, num_idle: int = 0
+    ) -> None:
+        """Correct the batch size, and the curve at that many rows, by one pass.
+
+        Args:
+            num_idle: places left empty, see `idle_seconds`.
+        """
         if seconds <= 0.0 or not num_sequences:
             return
-        ratio = self._learn(num_sequences, self._parts(num_sequences, num_rows), seconds)
+        found = self._parts(num_sequences, num_rows, num_idle)
+        ratio = self._learn(num_sequences, found, seconds)
         self._bend(num_rows, 1 + SHAPE_WEIGHT * (ratio - 1))
 
     def fit_batch(self, points: Seq[PassCost]) -> None:
@@ -171,11 +183,11 @@ class CostModel:
     def _correction(self, num_sequences: int) -> Correction:
         return nearest(self.corrections, num_sequences) or Correction()
 
-    def _parts(self, num_sequences: int, num_rows: int) -> Parts:
+    def _parts(self, num_sequences: int, num_rows: int, num_idle: int = 0) -> Parts:
         plain = self.curve(num_sequences)
         more = self.curve(num_rows) - plain
         each = self.per_sequence * (num_sequences - 1)
-        return parts(plain + each, more, num_rows - num_sequences)
+        return parts(plain + each, more, num_rows - num_sequences, num_idle)
 
     def _added(
         self, num_sequences: int, num_rows: int, num_more: int

@@ -233,10 +233,8 @@ class Engine:
         """Tell the controller and the metrics what the step took."""
         control = self._controller
         if drafts and is_pure:
-            rows = sum(1 + len(work.proposal.token_ids) for work in drafts)
             control.observe_pass(
-                len(drafts),
-                rows,
+                [1 + len(work.proposal.token_ids) for work in drafts],
                 verify_seconds=times.verify,
                 overhead_seconds=times.total - times.draft - times.verify,
             )

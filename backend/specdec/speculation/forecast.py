@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ class Knowledge:
     drafts: dict[str, CostModel] = field(default_factory=dict)  # by drafter
     overheads: dict[int, float] = field(default_factory=dict)  # by sequences
     rates: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # drafter, omen
+    offers: dict[str, dict[int, float]] = field(default_factory=dict)  # drafter, n: odds
 
     @classmethod
     def of(cls, states: Mapping[State, float]) -> Knowledge:
@@ -57,6 +59,8 @@ class Knowledge:
                 drafts.setdefault(drafter, []).append(_pass_cost(labels, value))
             elif state.family == "step_overhead_seconds":
                 known.overheads[int(labels["sequences"])] = value
+            elif state.family == "spec_decode_offered_odds":
+                known.offers.setdefault(drafter, {})[int(labels["n"])] = value
             elif state.family == "spec_decode_acceptance":
                 rates = known.rates.setdefault(drafter, {}).setdefault(int(labels["omen"]), [])
                 # Position by position, however they are ordered; gaps repeat the last.
@@ -68,6 +72,14 @@ class Knowledge:
         known.target = _fitted(targets)
         known.drafts = {name: _fitted(points) for name, points in drafts.items()}
         return known
+
+    def mean_rates(self, drafter: str) -> list[float]:
+        """Conditional acceptance of the first, second, ... draft token of an average proposal;
+        empty where nothing was seen."""
+        if drafter in self.drafts:
+            return self.rates.get(drafter, {}).get(0, [])
+        odds = [value for _, value in sorted(self.offers.get(drafter, {}).items())]
+        return [min(1.0, b / a) for a, b in pairwise([1.0, *odds])]
 
     def forecast(
         self, drafter: str, rates: list[float], num_sequences: int, *, cap: int

@@ -41,6 +41,7 @@ STAY = 0.995  # of a sequence's shift each step: texts turn
 COMMON_WEIGHT = 0.1  # of what the shifts of open sequences share: it becomes the server's,
 COMMON_SIZE = 8.0  # the more slowly, the fewer they are
 LEAST_EVIDENCE = 0.005  # of one token, however sure it was
+MAX_PROFILE, PROFILE_WEIGHT = 16, 0.02  # draft tokens on offer; weight of one step
 MAX_STEP = 2.0  # log-odds one look may move a level
 
 
@@ -59,6 +60,8 @@ class Outlook:
         self._looks: dict[int, list[Look]] = {}  # by sequence
         self._odds: dict[int, list[float]] = {}  # sequence -> conditional acceptance by cell
         self._num_steps = 0
+        # P(it and all it follows hold) of the first, second, ... draft token on offer lately.
+        self.profile: Floats = np.zeros(MAX_PROFILE)
         for omen in self._first_odds:
             self._start(omen)
 
@@ -139,12 +142,18 @@ class Outlook:
             if evidence[start + depth] > 0
         }
 
-    def weights(self) -> dict[int, float]:
-        """How much each omen was seen lately, where it was at all."""
-        self._settle()
-        seen = self._evidence.sum(axis=1).tolist()
-        found = {omen: seen[start // POSITIONS] for omen, start in self._starts.items()}
-        return {omen: weight for omen, weight in found.items() if weight > 0}
+    def offered(self, survival: Floats, *, is_all: bool) -> None:
+        """Note what was on offer, for whoever wants to know: [sequences, tokens].
+
+        Args:
+            is_all: less likely ones were not left out.
+        """
+        if is_all or not self.profile.any():
+            size = min(survival.shape[1], len(self.profile))
+            mean = np.zeros_like(self.profile)
+            mean[:size] = survival[:, :size].sum(axis=0) / len(survival)
+            weight = PROFILE_WEIGHT if self.profile.any() else 1.0
+            self.profile += weight * (mean - self.profile)
 
     def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
         """Compare a proposal with what the target wrote, whether or not it was verified."""

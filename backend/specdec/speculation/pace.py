@@ -18,6 +18,7 @@ Reason = Literal["cap", "none", "acceptance", "cost", "load"]
 POOR_ODDS = 0.3  # a draft token less likely than this was cut for its odds, not for its price
 REST = 3  # steps without asking, while asking does not pay; more where it takes longer
 MAX_REST = 32
+EAGER_TRIALS = 12
 WEIGHT = 0.2  # of one look in what looks are worth
 START = 1.0  # plain steps' time that may be spent on trials in the beginning
 SHARE = 0.01  # of decoding time may go into them, and into asking in vain
@@ -33,6 +34,7 @@ class Pace:
     credit: float = START  # in steps without drafts
     reason: Reason = "none"  # why the last look brought nothing
     num_looks: int = 0
+    num_trials: int = 0
 
     def is_due(self) -> bool:
         """A step goes by; are drafters to be asked in it?"""
@@ -60,16 +62,22 @@ class Pace:
             found = Counter(r for r in reasons if r and r != "cap")
             self.reason = found.most_common(1)[0][0] if found else "cost"
 
+    def skipped(self, reason: Reason) -> None:
+        """Drafters were not asked, for nothing they propose could pay."""
+        self.rest, self.reason = REST, reason
+
     @property
     def may_try(self) -> bool:
-        """Every fourth look that the account allows."""
-        return self.num_looks % 4 == 1 and self.credit > 0.0
+        """Every fourth look that the account allows; once some trials were made, fewer."""
+        interval = 4 if self.num_trials < EAGER_TRIALS else 16
+        return self.num_looks % interval == 1 and self.credit > 0.0
 
     def pays(self, loss: float) -> bool:
         """Spend so much on a trial, if there is as much."""
         if loss > self.credit:
             return False
         self.credit -= max(loss, 0.0)
+        self.num_trials += 1
         return True
 
 

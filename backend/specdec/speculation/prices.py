@@ -81,11 +81,8 @@ class Prices:
         added = self.target.predict(1, num_drafted + 2) - self.target.predict(1, num_drafted + 1)
         return self.per_second(1) * added
 
-    def observe_step(
-        self, num_sequences: int, num_rows: int, *, verify: float, asking: float, overhead: float
-    ) -> None:
-        """Seconds of one decode-only step: in the target, asking drafters, all else."""
-        self.target.observe(num_sequences, num_rows, verify)
+    def observe_step(self, num_sequences: int, *, asking: float, overhead: float) -> None:
+        """Seconds of one decode-only step outside the models: asking drafters, and all else."""
         self.overheads.setdefault(bucket(num_sequences), MovingMean()).observe(overhead)
         if asking:
             mean = self.asking.setdefault(bucket(num_sequences), MovingMean())

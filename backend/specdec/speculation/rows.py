@@ -59,6 +59,24 @@ class Offers:
         found: Floats = self.odds.cumsum() - price * added
         return found
 
+    def within(self, seconds: Floats, price: float, idle: float) -> tuple[int, Floats]:
+        """The best number of tokens that any one sequence may have, and the `gains` within it.
+
+        Where one has more than the others, the pass has empty places for those.
+
+        Args:
+            idle: seconds of an empty place.
+        """
+        limits = np.arange(1, self.num_positions + 1)
+        allowed = self._places % self.num_positions < limits[:, None]  # [limits, offers]
+        num_rows = allowed.cumsum(axis=1)
+        empty = self.num_sequences * limits[:, None] - num_rows
+        spent = seconds[num_rows] - seconds[0] + idle * empty
+        gains = (self.odds * allowed).cumsum(axis=1) - price * spent
+        best = int(gains.max(axis=1).argmax())
+        found: Floats = gains[best, allowed[best]]
+        return best + 1, found
+
     def choose(self, seconds: Floats, price: float) -> int:
         """How many offers pay, likeliest first."""
         return most(self.gains(seconds, price))

@@ -14,6 +14,7 @@ FAMILIES = {
     "draft_cost_seconds": "Expected time of a draft model's pass, by drafter, sequences and rows",
     "step_overhead_seconds": "Expected time of a step outside the models, by sequences",
     "spec_decode_acceptance": "P(draft token holds | those before it), by drafter, omen, position",
+    "spec_decode_offered_odds": "Mean P(the n-th draft token on offer is accepted), by drafter, n",
     "spec_decode_predicted_gain": "Expected tokens per second over those at K = 0, by sequences",
 }
 ROWS_EACH = (1, 2, 3, 4, 5, 7, 9, 17)  # per sequence
@@ -49,4 +50,8 @@ def read(control: Controller, max_sequences: int) -> dict[State, float]:
         for (omen, position), rate in outlook.levels().items():
             labels = {"drafter": drafter, "omen": omen, "position": position}
             found[State.of("spec_decode_acceptance", **labels)] = rate
+        for number, odds in enumerate(outlook.profile.tolist(), start=1):
+            if odds > 0:
+                labels = {"drafter": drafter, "n": number}
+                found[State.of("spec_decode_offered_odds", **labels)] = odds
     return found
