@@ -35,6 +35,10 @@ def serve(
     draft: Annotated[
         Path | None, typer.Option(help="Exported draft.", show_default="in the repository, if any")
     ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(help="Exported trained head.", show_default="in the repository, if any"),
+    ] = None,
     drafter: Annotated[
         str | None, typer.Option(help="The default drafter; a request may choose another.")
     ] = None,
@@ -70,7 +74,7 @@ def serve(
         speculative["num_draft_tokens"] = str(num_draft_tokens)
     if max_sequences is not None:
         speculative["max_running"] = decoders["max_sequences"] = str(max_sequences)
-    models = Models(model_repository, target, draft, parameters, decoders)
+    models = Models(model_repository, target, draft, head, parameters, decoders)
     ports = Ports(http_port, grpc_port, metrics_port)
     with StopSignal() as stop:
         _serve(models, ports, run_dir, verbose, stop)
@@ -115,7 +119,9 @@ def parse_settings(settings: list[str]) -> Settings:
 def _wait_ready(launched: Launched) -> None:
     from specdec.client.console import ERR
 
-    names = ["target", *(["draft"] if launched.models.draft else []), "speculative"]
+    models = launched.models
+    others = {"draft": models.draft, "eagle": models.head}
+    names = ["target", *(name for name, artifact in others.items() if artifact), "speculative"]
     if ERR.is_terminal:
         with ERR.status("starting tritonserver") as status:
             launched.server.wait_ready(
@@ -145,6 +151,7 @@ def _print_ready(launched: Launched, seconds: float) -> None:
     rows = {
         "target": _describe(models.target),
         "draft": _describe(models.draft) if models.draft else "",
+        "head": _describe(models.head) if models.head else "",
         "drafter": f"{config.drafter}, {config.num_draft_tokens} draft tokens",
         "http": f"http://127.0.0.1:{ports.http}",
         "grpc": f"127.0.0.1:{ports.grpc}",

@@ -26,7 +26,7 @@ def test_target_only(source, tmp_path):
     assert (out / "target" / "1" / "model.onnx").is_symlink()
     assert composed.draft is None
     assert composed.target.source == "tiny"
-    assert parameters(out / "speculative") == {"draft_model_name": ""}
+    assert parameters(out / "speculative") == {"draft_model_name": "", "head_model_name": ""}
 
 
 def test_a_draft_is_served_when_it_is_there(source, tmp_path):
@@ -35,6 +35,19 @@ def test_a_draft_is_served_when_it_is_there(source, tmp_path):
     assert composed.draft.source == "tinier"
     assert composed.config.draft_model_name == "draft"
     assert (tmp_path / "out" / "draft" / "1" / "specdec.json").is_file()
+
+
+def test_a_head_is_served_when_it_is_there(source, tmp_path):
+    write_artifact(source / "eagle", source="head")
+    composed = compose(Models(source), tmp_path / "out")
+    assert (composed.head.source, composed.draft) == ("head", None)
+    assert composed.config.head_model_name == "eagle"
+    assert (tmp_path / "out" / "eagle" / "1" / "specdec.json").is_file()
+
+
+def test_a_head_that_was_asked_for_must_exist(source, tmp_path):
+    with pytest.raises(InvalidArtifact, match=r"run `specdec export head --model TRAINED`"):
+        compose(Models(source, head=tmp_path / "nowhere"), tmp_path / "out")
 
 
 def test_artifacts_from_elsewhere_are_served_under_our_names(source, tmp_path):

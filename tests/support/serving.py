@@ -238,7 +238,7 @@ def serve(
     run_dir: Path, target: Path, draft: Path | None = None, **parameters: dict[str, str]
 ) -> Iterator[Served]:
     """Serve artifacts (directories that hold 1/); `parameters`: by model."""
-    models = Models(SOURCE, target, draft, parameters)
+    models = Models(SOURCE, target, draft, parameters=parameters)
     stop = StopSignal()
     with launch(models, ports=Ports.free(), run_dir=run_dir, stop=stop) as launched:
         launched.server.wait_ready(timeout=120)

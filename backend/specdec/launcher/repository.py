@@ -3,7 +3,7 @@
 models/speculative/{config.pbtxt, 1/model.py}     copied
 models/ensemble/{config.pbtxt, 1/}
 models/target/{config.pbtxt, 1/model.onnx ...}    linked to the artifact's files
-models/draft/...                                  only when there is a draft
+models/draft/...  models/eagle/...                a draft and a trained head, where there are some
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
 from specdec.errors import InvalidArtifact, InvalidConfig
 
 CONFIG = "config.pbtxt"
-SPECULATIVE, ENSEMBLE, TARGET, DRAFT = "speculative", "ensemble", "target", "draft"
+SPECULATIVE, ENSEMBLE, TARGET = "speculative", "ensemble", "target"
+DRAFT, HEAD = "draft", "eagle"
 
-_EXAMPLE = {TARGET: "smollm2", DRAFT: "DIRECTORY"}  # what to export when nothing is
+_NAMED_BY = {DRAFT: "draft_model_name", HEAD: "head_model_name"}  # parameters of `speculative`
+# What to export when nothing is: its kind and a model.
+_EXAMPLE = {TARGET: ("target", "smollm2"), DRAFT: ("draft", "DIRECTORY"), HEAD: ("head", "TRAINED")}
 
 Parameters = Mapping[str, Mapping[str, str]]  # model name -> parameter -> value
 
@@ -33,8 +36,9 @@ class Models:
     source: Path  # the project's model_repository
     target: Path | None = None  # default: source/target
     draft: Path | None = None  # default: source/draft when it holds an artifact
+    head: Path | None = None  # default: source/eagle when it holds an artifact
     parameters: Parameters = field(default_factory=dict)  # overrides by model
-    decoder_parameters: Mapping[str, str] = field(default_factory=dict)  # of target and draft
+    decoder_parameters: Mapping[str, str] = field(default_factory=dict)  # of all that decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Composed:
 
     target: Artifact
     draft: Artifact | None
+    head: Artifact | None
     config: SpeculativeConfig
 
 
@@ -51,37 +56,40 @@ def compose(models: Models, destination: Path) -> Composed:
 
     Raises:
         InvalidConfig: the source is not a model repository, or a parameter or model is unknown.
-        InvalidArtifact: the target, or a draft that was asked for, is not exported.
+        InvalidArtifact: the target, or a draft or head that was asked for, is not exported.
     """
     target_dir = models.target or models.source / TARGET
-    draft_dir = models.draft or models.source / DRAFT
-    target = _read_artifact(target_dir, TARGET)
-    has_draft = models.draft is not None or _has_artifact(draft_dir)
-    draft = _read_artifact(draft_dir, DRAFT) if has_draft else None
-    served = [SPECULATIVE, ENSEMBLE, TARGET] + ([DRAFT] if draft else [])
+    artifacts = {TARGET: _read_artifact(target_dir, TARGET)}
+    folders = {TARGET: target_dir}
+    for name, asked_for in ((DRAFT, models.draft), (HEAD, models.head)):
+        folder = asked_for or models.source / name
+        if asked_for is not None or _has_artifact(folder):
+            artifacts[name], folders[name] = _read_artifact(folder, name), folder
+    served = [SPECULATIVE, ENSEMBLE, *artifacts]
     if unknown := sorted(set(models.parameters) - set(served)):
         raise InvalidConfig(f"no model {unknown[0]!r} is served: there are {', '.join(served)}")
-    shared = {TARGET: models.decoder_parameters, DRAFT: models.decoder_parameters}
-    shared[SPECULATIVE] = {"draft_model_name": DRAFT if draft else ""}
+    shared = dict.fromkeys(artifacts, models.decoder_parameters)
+    shared[SPECULATIVE] = {p: x if x in artifacts else "" for x, p in _NAMED_BY.items()}
     parameters = {x: {**shared.get(x, {}), **models.parameters.get(x, {})} for x in served}
 
     final = _write_model(models.source / SPECULATIVE, destination, parameters[SPECULATIVE])
     _write_model(models.source / ENSEMBLE, destination, parameters[ENSEMBLE])
-    _write_decoder(target_dir, TARGET, models.source, destination, parameters[TARGET])
-    if draft:
-        _write_decoder(draft_dir, DRAFT, models.source, destination, parameters[DRAFT])
-    return Composed(target, draft, from_parameters(SpeculativeConfig, final))
+    for name, folder in folders.items():
+        _write_decoder(folder, name, models.source, destination, parameters[name])
+    config = from_parameters(SpeculativeConfig, final)
+    return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config)
 
 
 def _has_artifact(directory: Path) -> bool:
     return (directory / "1" / FILE).is_file()
 
 
-def _read_artifact(directory: Path, kind: str) -> Artifact:
+def _read_artifact(directory: Path, name: str) -> Artifact:
     if not _has_artifact(directory):
+        kind, model = _EXAMPLE[name]
         raise InvalidArtifact(
             f"no exported {kind} in {directory} (1/{FILE} is missing): "
-            f"run `specdec export {kind} --model {_EXAMPLE[kind]}`, or name one with --{kind}"
+            f"run `specdec export {kind} --model {model}`, or name one with --{kind}"
         )
     return Artifact.read(directory / "1")
 
