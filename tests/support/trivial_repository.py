@@ -64,7 +64,7 @@ def write_artifact(directory: Path, *, source: str = "tiny") -> Path:
 
 def write_repository(directory: Path) -> Path:
     """speculative, ensemble, target and draft, the last two without an artifact."""
-    for name in ("speculative", "target", "draft"):
+    for name in ("speculative", "target", "draft", "eagle"):
         (directory / name / "1").mkdir(parents=True)
         (directory / name / "config.pbtxt").write_text(CONFIG)
     (directory / "ensemble").mkdir()
