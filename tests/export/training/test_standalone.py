@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 from transformers import AutoModelForCausalLM
 
 from specdec.artifact import Artifact
 from specdec.errors import InvalidRequest, UnsupportedModel
+from specdec.export.exporter import export
+from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import standalone
 from specdec.export.training.evaluation import evaluate
 from specdec.export.training.kinds import Kind, head_config
@@ -35,7 +38,7 @@ def trained(toy: Any, directory: Path, *, layer: int, num_blocks: int, num_steps
 
 @pytest.mark.parametrize(("layer", "num_blocks"), [(0, 2), (1, 1)], ids=["draft", "exit"])
 def test_the_written_model_drafts_what_was_evaluated(
-    toy: Any, tmp_path: Path, layer: int, num_blocks: int
+    toy: Any, tmp_path: Path, progress: Progress, layer: int, num_blocks: int
 ) -> None:
     trainer = trained(toy, tmp_path, layer=layer, num_blocks=num_blocks, num_steps=150)
     corpus = toy.corpus.select(lambda text: text in toy.corpus.texts[:4])
@@ -53,6 +56,11 @@ def test_the_written_model_drafts_what_was_evaluated(
     assert offered == found.offered[0]
     assert abs(accepted - int(found.accepted[0])) <= 2  # its weights are stored in float16
     assert found.rates[0] > 0.5  # and it has learnt something
+    exported = export(
+        HuggingFaceSource(tmp_path / "model"), tmp_path / "draft", progress=progress
+    ).artifact
+    assert exported.num_layers == layer + num_blocks
+    assert exported.vocab_size == toy.target.head.shape[0]
 
 
 def test_what_a_kind_reads_must_be_given_out(tiny: Path) -> None:
