@@ -203,6 +203,45 @@ def test_where_nothing_can_pay_drafters_are_hardly_asked_at_all():
     assert world.num_asked - before <= 200 // 16
 
 
+def two_cores(num_sequences, num_rows):
+    """Processor milliseconds of a 135M model in fp32 on one of two cores, measured."""
+    return 28.0 + 4.0 * num_sequences + 2.35 * (num_rows - num_sequences)
+
+
+TWO_CORES_IDLE = 0.34  # for each place that is empty beside a longer sequence
+
+
+@pytest.mark.parametrize(
+    "alphas", [[0.0] * 16, [0.5] * 16, [0.95] * 2 + [0.2] * 14, [1.05] * 16, [0.9] * 4 + [0.1] * 12]
+)
+def test_a_lone_likely_text_does_not_lengthen_everybodys_pass(alphas):
+    """Empty places count, and the controller finds out how much."""
+    found = []
+    for seed in range(3):
+        world = make_world(
+            two_cores, "tree", 16, idle=TWO_CORES_IDLE, asking=0.06, noise=0.05, seed=seed
+        )
+        world.goodput(alphas, WARM_UP)
+        found.append(world.goodput(alphas, 100))
+    assert fmean(found) >= 0.98 * world.fixed_goodput(alphas, 0)
+    assert fmean(found) >= 0.95 * world.best_fixed(alphas)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32])
+def test_every_concurrency_gains_or_loses_nothing(batch):
+    """Texts as an average chat answer offers them; costs and drafter as measured."""
+    world = make_world(
+        two_cores, "tree", 16, idle=TWO_CORES_IDLE, asking=0.06, noise=0.05, table=cpu
+    )
+    alphas = [0.5 + 0.4 * (i % 4) / 3 for i in range(batch)]
+    world.goodput(alphas, WARM_UP)
+    found = world.goodput(alphas, 150)
+    assert found >= 0.98 * world.fixed_goodput(alphas, 0)
+    assert found >= 0.95 * world.best_fixed(alphas)
+    if batch == 1:
+        assert found >= 1.2 * world.fixed_goodput(alphas, 0)
+
+
 def test_asking_that_takes_long_is_rarer():
     world = make_world(gpu, "tree", asking=0.1)
     world.goodput([0.0] * 32, 100)

@@ -76,6 +76,12 @@ def test_candidates_are_not_asked_for_where_nobody_learns_from_them(name):
     assert verdict.candidate_ids == ()
 
 
+def test_no_candidates_while_the_drafter_rests():
+    work = Work(sequence_of([1, 2], make_drafter("auto")), [1, 2], is_resting=True)
+    _, ((call,),) = run(work)
+    assert call.num_candidates == 0
+
+
 def test_a_failed_pass_is_the_callers():
     with pytest.raises(DecoderFailed, match="scripted"):
         verify(ScriptedDecoder(fail_at=[0]), [Work(sequence_of([1]), [1])])

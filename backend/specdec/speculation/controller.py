@@ -211,7 +211,10 @@ class Controller:
         if not candidate.limit:
             return None
         if not proposal.token_ids:
-            return self._withheld.get(candidate.sequence_id, "none")
+            if candidate.sequence_id in self._withheld:
+                return self._withheld[candidate.sequence_id]
+            # It may have had something less likely than it was asked for.
+            return "none" if self._least <= FULL_ODDS else self._why(self._least, 0, size)
         if kept == len(proposal.token_ids):
             return "cap"
         return self._why(odds, kept, size)

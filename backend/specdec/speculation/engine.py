@@ -156,8 +156,9 @@ class Engine:
                 lay_out(proposal.behind(s.carried)),
                 num_carried=len(s.carried),
                 offered=offered,
+                is_resting=not limit,
             )
-            for s, proposal, offered in zip(decoding, kept, proposals, strict=True)
+            for s, proposal, offered, limit in zip(decoding, kept, proposals, limits, strict=True)
         ], seconds
 
     def _ask(

@@ -22,17 +22,19 @@ class Work(NamedTuple):
     num_carried: int = 0  # of the proposal's tokens: the target drew them in the last step
     offered: Proposal = Proposal()  # what the drafter proposed before it was cut
     samples: bool = True  # False for a prefill chunk that is not the last
+    is_resting: bool = False  # the drafter was not asked: what it could learn is not worth its time
 
     @property
     def extend(self) -> Extend:
         drafter, proposal = self.sequence.drafter, self.proposal
+        wants_candidates = drafter is not None and self.samples and not self.is_resting
         return Extend(
             self.sequence.sequence_id,
             self.sequence.num_cached,
             [*self.token_ids, *proposal.token_ids],
             num_outputs=1 + len(proposal.token_ids) if self.samples else 0,
             parents=proposal.parents,
-            num_candidates=drafter.num_candidates if drafter and self.samples else 0,
+            num_candidates=drafter.num_candidates if drafter and wants_candidates else 0,
             wants_features=drafter is not None and drafter.needs_features,
         )
 
