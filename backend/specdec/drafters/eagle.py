@@ -31,8 +31,11 @@ CATCH_UP_ROWS = 512  # rows one call may spend on a sequence the head has not fo
 WIDTH = 4  # branches of a token, and tokens that a pass goes on from
 MAX_DEPTH = 8  # passes of a tree; text that is sure of itself for longer repeats, and is copied
 _EDGES = (0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93)  # between buckets of probabilities
+# Omens count buckets from 1; 0 is that of a token nobody has seen yet, when the head is still to
+# be asked.
 FIRST_ODDS = {
-    omen: (low + high) / 2 for omen, (low, high) in enumerate(pairwise((0.0, *_EDGES, 1.0)))
+    0: 0.5,
+    **{o: (a + b) / 2 for o, (a, b) in enumerate(pairwise((0.0, *_EDGES, 1.0)), start=1)},
 }
 
 
@@ -148,5 +151,5 @@ class EagleDrafter(Drafter):
 
 
 def _proposal(draft: HeadDraft) -> Proposal:
-    omens = tuple(bisect_right(_EDGES, exp(logprob)) for logprob in draft.logprobs)
+    omens = tuple(1 + bisect_right(_EDGES, exp(logprob)) for logprob in draft.logprobs)
     return Proposal(draft.token_ids, omens, draft.parents)
