@@ -7,6 +7,7 @@ import json
 import pytest
 
 from specdec.export.download import cache_directory
+from support.heads import export_tiny_head, random_head
 from support.serving import MAX_RUNNING, MAX_WAITING, serve
 from support.tiny import export_tiny
 
@@ -24,14 +25,22 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_head(tiny, tmp_path_factory):
+    """A random head for it: its trees are right now and then."""
+    model = tiny("fp32").parent / "model"
+    head, _ = random_head(model)
+    return export_tiny_head(tmp_path_factory.mktemp("head"), tiny("fp32") / "1", head).parent
+
+
+@pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="session")
-def shared_server(tiny, run_dir):
+def shared_server(tiny, tiny_head, run_dir):
     speculative = {"max_running": str(MAX_RUNNING), "max_waiting": str(MAX_WAITING)}
-    with serve(run_dir, tiny("fp32"), tiny("int8"), speculative=speculative) as served:
+    with serve(run_dir, tiny("fp32"), tiny("int8"), tiny_head, speculative=speculative) as served:
         yield served
 
 

@@ -22,7 +22,7 @@ REQUESTS = {
     },
 }
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
-DRAFTERS = ("ngram", "recycle", "auto", "draft_model")
+DRAFTERS = ("ngram", "recycle", "auto", "draft_model", "eagle")
 
 
 @pytest.fixture(scope="module")

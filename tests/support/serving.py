@@ -235,10 +235,14 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def serve(
-    run_dir: Path, target: Path, draft: Path | None = None, **parameters: dict[str, str]
+    run_dir: Path,
+    target: Path,
+    draft: Path | None = None,
+    head: Path | None = None,
+    **parameters: dict[str, str],
 ) -> Iterator[Served]:
     """Serve artifacts (directories that hold 1/); `parameters`: by model."""
-    models = Models(SOURCE, target, draft, parameters=parameters)
+    models = Models(SOURCE, target, draft, head, parameters)
     stop = StopSignal()
     with launch(models, ports=Ports.free(), run_dir=run_dir, stop=stop) as launched:
         launched.server.wait_ready(timeout=120)
