@@ -37,8 +37,8 @@ def costs(
 ) -> None:
     """Print what a target pass costs, by sequences and rows per sequence.
 
-    Measured when a model is first loaded, and kept in costs.json beside it: delete that file to
-    measure again. A running server corrects its costs all the time.
+    Measured when a model is first used, and kept in costs.json beside it if the machine was quiet:
+    delete that file to measure again. A running server corrects its costs all the time.
     """
     tables = read_live(url) if url else read_saved(directory) or measure(directory)
     if as_json:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.speculation.pace import EAGER_TRIALS, LIMIT, MAX_REST, REST, Pace, reason_for
+from specdec.speculation.pace import EAGER_LOOKS, LIMIT, MAX_REST, REST, Pace, reason_for
 
 
 def steps_until_due(pace):
@@ -49,8 +49,8 @@ def test_trials_stay_within_the_account():
 
 def test_trials_become_rare():
     pace = Pace()
-    for _ in range(EAGER_TRIALS):
-        pace.pays(0.0)
+    for _ in range(EAGER_LOOKS):
+        pace.is_due()
     due = sum(pace.is_due() and pace.may_try for _ in range(160))
     assert due == 10
 

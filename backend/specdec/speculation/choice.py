@@ -36,6 +36,7 @@ def choose(
     num_rows: int,
     prices: Prices,
     pace: Pace | None,
+    step: Step | None = None,
 ) -> Choice:
     """The draft tokens that pay, behind `num_rows` that are in the pass anyway.
 
@@ -43,12 +44,17 @@ def choose(
         limits: [sequences] tokens that may be taken or left; 0: all are taken.
         survival: [sequences, tokens].
         pace: pays for trials; without it there are none.
+        step: of as many rows and at least as many offers, if that is known already.
     """
     sizes = np.array([len(p.token_ids) for p in proposals])
     free = np.array(limits)
     num_offers = int(free.sum())
-    num_rows += int(sizes.sum()) - num_offers
-    step = prices.step(len(proposals), num_rows, num_offers)
+    num_fixed = int(sizes.sum()) - num_offers
+    num_rows += num_fixed
+    if step is None or num_fixed or len(step.seconds) <= num_offers:
+        step = prices.step(len(proposals), num_rows, num_offers)
+    elif len(step.seconds) > num_offers + 1:
+        step = step._replace(seconds=step.seconds[: num_offers + 1])
     trunk = on_trunk(proposals, survival.shape[1])
     toll = step.price * float(step.seconds[-1] - step.seconds[0]) / max(num_offers, 1)
     offers = Offers(worth_of(survival, trunk, toll), free)

@@ -23,7 +23,7 @@ from specdec.speculation.choice import Choice, choose
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Pace, Reason, reason_for
-from specdec.speculation.planner import Candidate, Planner
+from specdec.speculation.planner import Candidate, Planner, Step
 from specdec.speculation.prices import Prices
 from specdec.types import Proposal
 
@@ -62,6 +62,7 @@ class Controller:
         self._began = self._asked = 0.0  # when, and seconds that asking took
         self._is_look = False  # drafters without a model are asked
         self._least = LEAST_ODDS  # of a draft token
+        self._step: Step | None = None
         self._sequence_ids: list[int] = []
         self._alone: dict[int, float] = {}  # tokens that a lone request's rows would cost
         self._withheld: dict[int, Reason] = {}  # sequence -> why its drafter was not asked
@@ -81,7 +82,7 @@ class Controller:
             other_rows: of prompt chunks in the same pass.
         """
         self._began = self._clock()
-        self._is_look, self._withheld, self._alone = False, {}, {}
+        self._is_look, self._step, self._withheld, self._alone = False, None, {}, {}
         chosen = [c.limit for c in candidates]
         groups: dict[str, list[int]] = {}
         for i, c in enumerate(candidates):
@@ -92,7 +93,7 @@ class Controller:
         size = len(candidates)
         num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
         free = [i for name, group in groups.items() if name not in self._planners for i in group]
-        if free and not self._may_ask(size, num_rows, max(chosen[i] for i in free)):
+        if free and not self._may_ask(size, num_rows, sum(chosen[i] for i in free)):
             self._withhold([candidates[i].sequence_id for i in free], self._pace(size).reason)
             for i in free:
                 chosen[i] = 0
@@ -114,7 +115,7 @@ class Controller:
         pace = self._pace(num_sequences)
         if not pace.is_due():
             return False
-        step = self.prices.step(num_sequences, num_rows, num_offers)
+        step = self._step = self.prices.step(num_sequences, num_rows, num_offers)
         added = step.price * (step.seconds[1:] - step.seconds[0])
         numbers = np.arange(1, num_offers + 1)
         # What a draft token must promise where rows are cheapest, with a margin: the price of time
@@ -163,6 +164,7 @@ class Controller:
                 num_rows=num_rows,
                 prices=self.prices,
                 pace=None if other_rows else self._pace(size),
+                step=self._step,
             )
         else:  # a plain step should not pay for the arrays
             seconds = self.prices.target.predict(size, num_rows)
@@ -194,14 +196,21 @@ class Controller:
 
     def _survival(self, candidates: Seq[Candidate], proposals: Seq[Proposal]) -> Floats:
         """[sequences, longest proposal] by each one's own drafter."""
+        names = {c.drafter for c in candidates}
+        is_all = self._least <= FULL_ODDS
+        if len(names) == 1:
+            outlook = self.outlooks[names.pop()]
+            found = outlook.survival([c.sequence_id for c in candidates], proposals)
+            outlook.offered(found, is_all=is_all)
+            return found
         survival = np.zeros((len(candidates), max(len(p.token_ids) for p in proposals)))
-        for name in {c.drafter for c in candidates}:
+        for name in names:
             rows = [i for i, c in enumerate(candidates) if c.drafter == name]
             found = self.outlooks[name].survival(
                 [candidates[i].sequence_id for i in rows], [proposals[i] for i in rows]
             )
             survival[rows, : found.shape[1]] = found
-            self.outlooks[name].offered(found, is_all=self._least <= FULL_ODDS)
+            self.outlooks[name].offered(found, is_all=is_all)
         return survival
 
     def _reason(

@@ -57,6 +57,7 @@ class CostModel:
     seconds: list[float]  # at the knots, of one sequence with that many rows; never falling
     per_sequence: float
     corrections: dict[int, Correction] = field(default_factory=dict)  # by bucket
+    _knots: Floats | None = None  # rows and seconds; None when stale
 
     @classmethod
     def fit(cls, points: Seq[PassCost]) -> CostModel:
@@ -77,6 +78,7 @@ class CostModel:
             for p in points
             if p.num_rows > last
         ]
+        model._knots = None
         model.rows, model.seconds = _dense(*_monotone([*alone, *far]))
         return model
 
@@ -91,7 +93,9 @@ class CostModel:
 
     def _curve(self, num_rows: Floats) -> Floats:
         """`curve` of ascending numbers of rows."""
-        found: Floats = np.interp(num_rows, self.rows, self.seconds)
+        if self._knots is None:
+            self._knots = np.array([self.rows, self.seconds])
+        found: Floats = np.interp(num_rows, *self._knots)
         last = self.rows[-1]
         if num_rows[-1] > last:
             slope = self.curve(last + 1) - self.seconds[-1]
@@ -204,6 +208,7 @@ class CostModel:
         right = bisect_left(rows, num_rows)
         if right == 0 or right == len(rows):
             return
+        self._knots = None
         left = right - 1
         nearness = (num_rows - rows[left]) / (rows[right] - rows[left])
         seconds[left] *= 1 + (factor - 1) * (1 - nearness)

@@ -41,7 +41,8 @@ STAY = 0.995  # of a sequence's shift each step: texts turn
 COMMON_WEIGHT = 0.1  # of what the shifts of open sequences share: it becomes the server's,
 COMMON_SIZE = 8.0  # the more slowly, the fewer they are
 LEAST_EVIDENCE = 0.005  # of one token, however sure it was
-MAX_PROFILE, PROFILE_WEIGHT = 16, 0.02  # draft tokens on offer; weight of one step
+MAX_PROFILE = 16  # draft tokens on offer
+PROFILE_STEPS, PROFILE_WEIGHT = 4, 0.08  # every so many steps, and the weight of one
 MAX_STEP = 2.0  # log-odds one look may move a level
 
 
@@ -59,7 +60,7 @@ class Outlook:
         self._shifts: dict[int, Shift] = {}
         self._looks: dict[int, list[Look]] = {}  # by sequence
         self._odds: dict[int, list[float]] = {}  # sequence -> conditional acceptance by cell
-        self._num_steps = 0
+        self._num_steps = self._num_offers = 0
         # P(it and all it follows hold) of the first, second, ... draft token on offer lately.
         self.profile: Floats = np.zeros(MAX_PROFILE)
         for omen in self._first_odds:
@@ -75,16 +76,17 @@ class Outlook:
             optimism: standard deviations by which every log-odds is raised.
         """
         self._settle()
-        omens = {omen for p in proposals for omen in (p.omens or (0,))}
-        for omen in omens - self._starts.keys():
-            self._start(omen)
         size = max((len(p.token_ids) for p in proposals), default=0)
-        tables = self._tables(sequence_ids, optimism)
-        paths = [
-            _along_paths(proposal, table, self._starts, size)
-            for proposal, table in zip(proposals, tables, strict=True)
-        ]
-        return np.array(paths, np.float64).reshape(len(proposals), size)
+        while True:
+            tables = self._tables(sequence_ids, optimism)
+            try:
+                paths = [
+                    _along_paths(proposal, table, self._starts, size)
+                    for proposal, table in zip(proposals, tables, strict=True)
+                ]
+                return np.array(paths, np.float64).reshape(len(proposals), size)
+            except KeyError as unknown:  # an omen's first time
+                self._start(unknown.args[0])
 
     def judge(self, sequence_id: int, among: Seq[int] = ()) -> Odds:
         """Conditional acceptance of one sequence's draft tokens, for a drafter that weighs them.
@@ -143,12 +145,9 @@ class Outlook:
         }
 
     def offered(self, survival: Floats, *, is_all: bool) -> None:
-        """Note what was on offer, for whoever wants to know: [sequences, tokens].
-
-        Args:
-            is_all: less likely ones were not left out.
-        """
-        if is_all or not self.profile.any():
+        """Note what was on offer, [sequences, tokens]; `is_all`: the unlikely ones too."""
+        self._num_offers += 1
+        if self._num_offers % PROFILE_STEPS == 1 and (is_all or not self.profile.any()):
             size = min(survival.shape[1], len(self.profile))
             mean = np.zeros_like(self.profile)
             mean[:size] = survival[:, :size].sum(axis=0) / len(survival)

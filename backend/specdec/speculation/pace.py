@@ -18,7 +18,7 @@ Reason = Literal["cap", "none", "acceptance", "cost", "load"]
 POOR_ODDS = 0.3  # a draft token less likely than this was cut for its odds, not for its price
 REST = 3  # steps without asking, while asking does not pay; more where it takes longer
 MAX_REST = 32
-EAGER_TRIALS = 12
+EAGER_LOOKS = 64
 WEIGHT = 0.2  # of one look in what looks are worth
 START = 1.0  # plain steps' time that may be spent on trials in the beginning
 SHARE = 0.01  # of decoding time may go into them, and into asking in vain
@@ -34,7 +34,6 @@ class Pace:
     credit: float = START  # in steps without drafts
     reason: Reason = "none"  # why the last look brought nothing
     num_looks: int = 0
-    num_trials: int = 0
 
     def is_due(self) -> bool:
         """A step goes by; are drafters to be asked in it?"""
@@ -68,8 +67,8 @@ class Pace:
 
     @property
     def may_try(self) -> bool:
-        """Every fourth look that the account allows; once some trials were made, fewer."""
-        interval = 4 if self.num_trials < EAGER_TRIALS else 16
+        """Every fourth look that the account allows; later fewer."""
+        interval = 4 if self.num_looks < EAGER_LOOKS else 16
         return self.num_looks % interval == 1 and self.credit > 0.0
 
     def pays(self, loss: float) -> bool:
@@ -77,7 +76,6 @@ class Pace:
         if loss > self.credit:
             return False
         self.credit -= max(loss, 0.0)
-        self.num_trials += 1
         return True
 
 
