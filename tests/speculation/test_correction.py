@@ -53,13 +53,13 @@ def test_what_is_never_seen_stays_in_doubt():
     assert found.covariance[2][2] == pytest.approx(START[2], abs=0.02)
 
 
-def test_another_size_begins_where_this_one_is_and_as_unsure_as_ever():
-    found = taught(2.0, 1.0, 0.0, 0.1)
+def test_another_size_begins_at_this_level_with_the_tables_shape():
+    found = taught(2.0, 0.5, 3.0, 0.4)
     other = Correction.like(found)
-    assert other.factors == found.factors
+    level, idle = found.factors[0], found.factors[3]
+    assert other.factors == [level, level, 0.0, idle]
     assert other.covariance[0][0] == START[0]
-    other.learn(parts(10.0, 0.0, 0), 99.0)
-    assert other.factors != found.factors
+    assert Correction.like(None).factors == Correction().factors
 
 
 def test_noise_is_learned():

@@ -56,8 +56,12 @@ class Correction:
 
     @classmethod
     def like(cls, other: Correction | None) -> Correction:
-        """To begin with: another's factors, as uncertain as at first."""
-        return cls(list(other.factors)) if other else cls()
+        """To begin with, where another size's is known: the machine is as much slower or faster
+        than the table, the shape is the table's."""
+        if other is None:
+            return cls()
+        level, _, _, idle = other.factors
+        return cls([level, level, FIRST[2], idle])
 
     def apply(self, found: Parts) -> float:
         """Seconds; more rows never cost less."""

@@ -180,12 +180,12 @@ class CostModel:
     def _learn(self, num_sequences: int, found: Parts, seconds: float) -> float:
         key = bucket(num_sequences)
         if key not in self.corrections:
-            near = nearest(self.corrections, num_sequences)
-            self.corrections[key] = Correction.like(near)
+            self.corrections[key] = self._correction(num_sequences)
         return self.corrections[key].learn(found, seconds)
 
     def _correction(self, num_sequences: int) -> Correction:
-        return nearest(self.corrections, num_sequences) or Correction()
+        found = self.corrections.get(bucket(num_sequences))
+        return found or Correction.like(nearest(self.corrections, num_sequences))
 
     def _parts(self, num_sequences: int, num_rows: int, num_idle: int = 0) -> Parts:
         plain = self.curve(num_sequences)
