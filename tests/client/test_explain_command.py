@@ -49,6 +49,19 @@ def test_a_person_reads_a_table_and_the_reasons(server):
     assert "none" not in output
 
 
+def test_a_tree_drafter_is_one_table_whatever_its_omens():
+    server = serve(drafter="tree")
+    (case,) = json.loads(run("--url", server.address, "--json").output)
+    server.stop()
+    assert case["drafter"] == "tree"
+    odds = case["acceptance"]  # of the best token on offer, the second best, ...
+    assert odds[0] == pytest.approx(0.75 * 0.8, abs=0.12)
+    assert odds == sorted(odds, reverse=True)
+    assert len(odds) >= 4
+    assert case["batches"][0]["draft_length"] >= 3
+    assert case["batches"][0]["gain"] > 1.3
+
+
 def test_hopeless_texts_are_not_drafted():
     server = serve(alpha=0.0)
     (case,) = json.loads(run("--url", server.address, "--json").output)

@@ -6,7 +6,7 @@ import http.server
 import threading
 
 from specdec.speculation.state import read
-from support.world import MACHINES, World
+from support.world import MACHINES, make_world
 
 
 def render(states, prefix="specdec:"):
@@ -23,7 +23,7 @@ def render(states, prefix="specdec:"):
 
 def known_states(drafter="model", alpha=0.8, batch=2):
     """Seconds, as a server of 16 sequences would publish them."""
-    world = World(lambda n, rows: MACHINES["cpu"](n, rows) / 1e3, drafter, 16)
+    world = make_world(lambda n, rows: MACHINES["cpu"](n, rows) / 1e3, drafter, 16)
     if batch:
         world.goodput([alpha] * batch, 60)
     return read(world.controller, 16)
