@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,18 +12,15 @@ import typer
 
 from specdec.errors import SpecdecError
 from specdec.export.training.kinds import Kind
+from specdec.export.training.options import Draft, Precision, Settings, Start, Writing
+from specdec.export.training.schedule import Schedule
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from specdec.export.training.evaluation import Evaluation
+    from specdec.export.training.pipeline import Pipeline
     from specdec.export.training.trainer import Step, Trainer
-
-
-class Precision(str, Enum):
-    """Of matrix products; weights and moments are float32 always."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
 
 
 def train(
@@ -53,6 +49,9 @@ def train(
     start_from: Annotated[
         Path | None, typer.Option(help="Go on from the weights of an earlier training.")
     ] = None,
+    start: Annotated[
+        Start, typer.Option(help="Else: at random, or as the target's own last layer.")
+    ] = Start.random,
     rounds: Annotated[
         int, typer.Option(min=0, help="Answers to each prompt: one greedy, the others sampled.")
     ] = 2,
@@ -89,92 +88,66 @@ def train(
     eagle: a head on the target's features; draft: a small decoder; exit: behind its first layers.
     Answers, training, evaluation and a plot; Ctrl-C saves, the same command goes on.
     """
-    try:
-        _run(**locals())
-    except (SpecdecError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted: run the same command to go on", err=True)
-        raise typer.Exit(130) from None
-
-
-def _run(
-    *,
-    kind: Kind,
-    prompts: list[Path],
-    model: str,
-    target: Path,
-    output: Path | None,
-    answers: Path | None,
-    start_from: Path | None,
-    rounds: int,
-    temperature: float,
-    max_new_tokens: int,
-    max_prompt_tokens: int,
-    batch: int,
-    minutes: float | None,
-    steps: int | None,
-    layer: int | None,
-    blocks: int | None,
-    unroll: int,
-    vocabulary: int,
-    learning_rate: float,
-    seed: int,
-    precision: Precision,
-    threads: int,
-) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from specdec.export.cli import quiet_libraries
-    from specdec.export.sources import resolve
-    from specdec.export.training.pipeline import Draft, Pipeline, Writing
-    from specdec.export.training.prompts import Prompts
-    from specdec.export.training.result import PLOT
-    from specdec.export.training.schedule import Schedule
-    from specdec.export.training.trainer import Settings
-
     threads = threads or len(os.sched_getaffinity(0))
+    writing = Writing(rounds, temperature, max_prompt_tokens, max_new_tokens, batch, seed, threads)
+    draft = Draft(kind, layer, blocks, vocabulary, start, start_from)
     schedule = Schedule(
         num_steps=steps,
         minutes=None if steps else minutes if minutes is not None else 60.0,
         learning_rate=learning_rate,
         unrolled=((0.0, 1), (0.45, unroll)) if kind is Kind.eagle else ((0.0, 1),),
     )
-    settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
-    writing = Writing(rounds, temperature, max_prompt_tokens, max_new_tokens, batch, seed)
-    draft = Draft(
-        kind=kind,
-        layer=layer,
-        num_blocks=blocks,
-        vocabulary_size=vocabulary,
-        start_from=start_from,
-    )
     output = output or Path("trained") / kind.value
-    with Progress(*_columns(), console=Console(stderr=True)) as progress:
-        source = resolve(model, progress)
-        quiet_libraries()
-        source.prepare()
-        read = Prompts.read(prompts, source.tokenizer, max_tokens=max_prompt_tokens)
-        pipeline = Pipeline(source, target, read, output)
-        if answers is not None:
-            with _counted(progress, "read the answers again", None) as count:
-                pipeline.recall(answers, writing, threads=threads, on_text=count)
-        if left := len(pipeline.jobs_left(writing)):
-            with _counted(progress, "write answers", left) as count:
-                pipeline.write(writing, threads=threads, on_text=count)
-        trainer = pipeline.trainer(draft, schedule, settings)
-        _train(progress, trainer)
-        task = progress.add_task("evaluate", total=None)
-        evaluation = pipeline.finish(trainer, draft)
-        progress.update(task, total=1, completed=1)
+    try:
+        settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
+        with _progress() as progress:
+            pipeline = _pipeline(progress, model, target, prompts, output, max_prompt_tokens)
+            _write(progress, pipeline, writing, answers)
+            trainer = pipeline.trainer(draft, schedule, settings)
+            _train(progress, trainer)
+            task = progress.add_task("evaluate", total=None)
+            evaluation = pipeline.finish(trainer, draft)
+            progress.update(task, total=1, completed=1)
+    except (SpecdecError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: run the same command to go on", err=True)
+        raise typer.Exit(130) from None
     _show(evaluation, output)
-    if not (output / PLOT).is_file():
-        typer.echo("no plot: pip install 'specdec[plot]' and run the same command", err=True)
 
 
-def _train(progress: Any, trainer: Trainer) -> None:
+def _pipeline(  # noqa: PLR0917
+    progress: Progress,
+    model: str,
+    target: Path,
+    prompts: list[Path],
+    output: Path,
+    max_tokens: int,
+) -> Pipeline:
+    from specdec.export.cli import quiet_libraries
+    from specdec.export.sources import resolve
+    from specdec.export.training.pipeline import Pipeline
+    from specdec.export.training.prompts import Prompts
+
+    source = resolve(model, progress)
+    quiet_libraries()
+    source.prepare()
+    read = Prompts.read(prompts, source.tokenizer, max_tokens=max_tokens)
+    return Pipeline(source, target, read, output)
+
+
+def _write(progress: Progress, pipeline: Pipeline, writing: Writing, answers: Path | None) -> None:
+    """Old answers are read again, the others written."""
+    if answers is not None:
+        with _counted(progress, "read the answers again", None) as count:
+            pipeline.recall(answers, writing, count)
+    if left := len(pipeline.jobs_left(writing)):
+        with _counted(progress, "write answers", left) as count:
+            pipeline.write(writing, count)
+
+
+def _train(progress: Progress, trainer: Trainer) -> None:
     """With a bar of the schedule's progress."""
     from specdec.export.training.trainer import Interrupted
 
@@ -197,7 +170,7 @@ def _train(progress: Any, trainer: Trainer) -> None:
 
 
 @contextmanager
-def _counted(progress: Any, name: str, total: int | None) -> Iterator[Any]:
+def _counted(progress: Progress, name: str, total: int | None) -> Iterator[Any]:
     """A bar of texts, with the speed at which their tokens come."""
     import time
 
@@ -219,6 +192,8 @@ def _show(evaluation: Evaluation, output: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from specdec.export.training.result import PLOT
+
     grid = Table(title="acceptance by position, held-out prompts, greedy", title_justify="left")
     grid.add_column("source")
     for position in range(evaluation.num_steps):
@@ -230,6 +205,8 @@ def _show(evaluation: Evaluation, output: Path) -> None:
         grid.add_row(source, *rates, f"{part.acceptance_length:.2f}")
     Console().print(grid)
     typer.echo(f"trained: {output}")
+    if not (output / PLOT).is_file():
+        typer.echo("no plot: pip install 'specdec[plot]' and run the same command", err=True)
 
 
 def _half(precision: Precision) -> bool:
@@ -243,9 +220,12 @@ def _half(precision: Precision) -> bool:
     return torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
 
 
-def _columns() -> tuple[Any, ...]:
+def _progress() -> Progress:
+    """Bars on stderr."""
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
+        Progress,
         ProgressColumn,
         Task,
         TaskProgressColumn,
@@ -260,10 +240,11 @@ def _columns() -> tuple[Any, ...]:
         def render(self, task: Task) -> Text:
             return Text(task.fields.get("note", ""), style="dim")
 
-    return (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
         Note(),
+        console=Console(stderr=True),
     )

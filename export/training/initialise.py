@@ -6,7 +6,6 @@ head's hidden states mean from the first step what the target's LM head understa
 
 from __future__ import annotations
 
-from enum import Enum
 from math import sqrt
 
 import torch
@@ -14,16 +13,9 @@ from torch import Tensor, nn
 
 from specdec.export.training.block import Block
 from specdec.export.training.head import Head
+from specdec.export.training.options import Start
 from specdec.export.training.target import Target
 from specdec.export.weights import Weights
-
-
-class Start(str, Enum):
-    """How a head's block starts."""
-
-    random = "random"
-    last_layer = "last-layer"
-
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 _TOKEN_SCALE = 0.3  # of the token's half of q, k and v, where the other half is the target's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +19,19 @@ from specdec.export.training import result, standalone
 from specdec.export.training.corpus import Answer, Corpus, CorpusWriter, Text
 from specdec.export.training.evaluation import Evaluation, evaluate
 from specdec.export.training.head import Head, shape_of
-from specdec.export.training.initialise import Start, initialise
+from specdec.export.training.initialise import initialise
 from specdec.export.training.kinds import Kind, head_config
+from specdec.export.training.options import Draft, Settings, Writing
 from specdec.export.training.prompts import Job, Prompts
 from specdec.export.training.schedule import Schedule
 from specdec.export.training.target import Target
-from specdec.export.training.trainer import Settings, Trainer
+from specdec.export.training.trainer import Trainer
 from specdec.export.training.vocabulary import DraftVocabulary
 from specdec.export.training.writing import load_target, read_again, write_answers
 
 CORPUS, CHECKPOINT, HUGGING_FACE = "corpus", "checkpoint", "model"
 _SHARD = 128  # texts: what an interruption can lose
 _SAMPLE = 64  # texts that scales are measured on
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """How answers are written."""
-
-    rounds: int = 2
-    temperature: float = 0.8  # from the second round on
-    max_prompt_tokens: int = 256
-    max_new_tokens: int = 192
-    batch: int = 32
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What is trained."""
-
-    kind: Kind = Kind.eagle
-    layer: int | None = None  # see `head_config`
-    num_blocks: int | None = None
-    vocabulary_size: int = 4096
-    start: Start = Start.random
-    held_out: float = 0.03
-    start_from: Path | None = None  # a trained folder: its weights and vocabulary
 
 
 class Pipeline:
@@ -74,9 +50,9 @@ class Pipeline:
         )
         return [job for job in jobs if job.number not in done]
 
-    def write(self, writing: Writing, *, threads: int, on_text: Callable[[Text], None]) -> None:
+    def write(self, writing: Writing, on_text: Callable[[Text], None]) -> None:
         """Let the target answer; what has ended is kept whatever interrupts."""
-        decoder = self._decoder(writing, threads)
+        decoder = self._decoder(writing)
         texts = write_answers(
             decoder,
             self.jobs_left(writing),
@@ -85,13 +61,11 @@ class Pipeline:
         )
         self._append(texts, on_text)
 
-    def recall(
-        self, path: Path, writing: Writing, *, threads: int, on_text: Callable[[Text], None]
-    ) -> None:
+    def recall(self, path: Path, writing: Writing, on_text: Callable[[Text], None]) -> None:
         """Go on from an answers file: the target reads them again for their features."""
         done = {text.number for text in self._written()}
         found = [a for a in answers_file.load(path, self._prompts) if a.number not in done]
-        self._append(read_again(self._decoder(writing, threads), found), on_text)
+        self._append(read_again(self._decoder(writing), found), on_text)
 
     def trainer(self, draft: Draft, schedule: Schedule, settings: Settings) -> Trainer:
         """On the corpus as it is now, at the checkpoint where there is one."""
@@ -163,12 +137,12 @@ class Pipeline:
         answers_file.save(self._output / answers_file.FILE, corpus.texts, self._prompts)
         return found
 
-    def _decoder(self, writing: Writing, threads: int) -> Any:
+    def _decoder(self, writing: Writing) -> Any:
         return load_target(
             self._target_dir,
             batch=writing.batch,
             max_tokens=writing.max_prompt_tokens + writing.max_new_tokens,
-            threads=threads,
+            threads=writing.threads,
         )
 
     def _append(self, texts: Iterable[Text], on_text: Callable[[Text], None]) -> None:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,26 +18,12 @@ from specdec.export.training.checkpoint import Checkpoint, Position
 from specdec.export.training.corpus import Corpus, Text
 from specdec.export.training.gradient import GradientComputer
 from specdec.export.training.head import Head, describe
+from specdec.export.training.options import Settings
 from specdec.export.training.schedule import Schedule
 from specdec.export.training.target import Target
 from specdec.export.training.vocabulary import DraftVocabulary
 
 _REPORT_EVERY = 20  # steps that one line of the history is the mean of
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a training is besides its data, its head and its schedule."""
-
-    seed: int = 0
-    rows_per_batch: int = 6144
-    num_threads: int = 2  # that share a batch; also decides how its sums are rounded
-    decay: float = 0.8  # of the loss from one step of a draft to the next
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip: float = 0.5
-    half: bool = True  # matrix products in bfloat16; weights and moments stay float32
-    checkpoint_minutes: float = 5.0
 
 
 class Step(NamedTuple):

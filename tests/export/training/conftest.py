@@ -14,7 +14,8 @@ from torch import Tensor
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.training.corpus import Corpus, Text
 from specdec.export.training.head import Head, HeadConfig, shape_of
-from specdec.export.training.initialise import Start, initialise
+from specdec.export.training.initialise import initialise
+from specdec.export.training.options import Start
 from specdec.export.training.target import Target
 from specdec.export.training.vocabulary import DraftVocabulary
 from support.tiny import write_tiny_llama

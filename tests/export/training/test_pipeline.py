@@ -17,12 +17,13 @@ from specdec.errors import InvalidArtifact, InvalidRequest
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import answers, result
 from specdec.export.training.corpus import Corpus, CorpusWriter
-from specdec.export.training.pipeline import Pipeline, Writing
+from specdec.export.training.options import Writing
+from specdec.export.training.pipeline import Pipeline
 from specdec.export.training.prompts import Prompts
 from specdec.export.training.vocabulary import DraftVocabulary
 
 PROMPTS = ("the quick brown fox", "def add(a, b):", "talk about the weather", "the lazy dog and")
-WRITING = Writing(rounds=2, temperature=1.0, max_new_tokens=12, batch=3)
+WRITING = Writing(rounds=2, temperature=1.0, max_new_tokens=12, batch=3, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def pipeline(tiny: Path, source: HuggingFaceSource, prompts_file: Path, tmp_path
 
 
 def written(pipeline: Pipeline, tmp_path: Path) -> Corpus:
-    pipeline.write(WRITING, threads=1, on_text=lambda text: None)
+    pipeline.write(WRITING, lambda text: None)
     return Corpus.read(tmp_path / "out" / "corpus")
 
 
@@ -74,7 +75,7 @@ def test_writing_goes_on_where_it_stopped(pipeline: Pipeline, tmp_path: Path) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pipeline.write(WRITING, threads=1, on_text=stop)
+        pipeline.write(WRITING, stop)
     assert len(pipeline.jobs_left(WRITING)) == whole - 1  # what had ended is kept
     corpus = written(pipeline, tmp_path)
     assert sorted(text.number for text in corpus.texts) == list(range(whole))
@@ -94,7 +95,7 @@ def test_answers_travel_without_prompts_and_features(
         assert np.array_equal(before.likeliest, after.likeliest)
         assert (before.source, before.temperature) == (after.source, after.temperature)
     elsewhere = Pipeline(source, pipeline._target_dir, prompts, tmp_path / "elsewhere")
-    elsewhere.recall(path, WRITING, threads=1, on_text=lambda text: None)
+    elsewhere.recall(path, WRITING, lambda text: None)
     recalled = Corpus.read(tmp_path / "elsewhere" / "corpus")
     for before, after in zip(corpus.texts, recalled.texts, strict=True):
         assert np.allclose(before.features, after.features, rtol=2e-3, atol=2e-3)

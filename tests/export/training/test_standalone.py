@@ -17,8 +17,9 @@ from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import standalone
 from specdec.export.training.evaluation import evaluate
 from specdec.export.training.kinds import Kind, head_config
+from specdec.export.training.options import Settings
 from specdec.export.training.schedule import Schedule
-from specdec.export.training.trainer import Settings, Trainer
+from specdec.export.training.trainer import Trainer
 
 
 def trained(toy: Any, directory: Path, *, layer: int, num_blocks: int, num_steps: int) -> Trainer:

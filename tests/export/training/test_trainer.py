@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from specdec.export.training.evaluation import evaluate
+from specdec.export.training.options import Settings
 from specdec.export.training.schedule import Schedule
-from specdec.export.training.trainer import Interrupted, Settings, Trainer
+from specdec.export.training.trainer import Interrupted, Trainer
 
 SETTINGS = Settings(rows_per_batch=512, num_threads=2, half=False)
 
