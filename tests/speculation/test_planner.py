@@ -6,7 +6,7 @@ import pytest
 
 from specdec.speculation.costs import CostModel
 from specdec.speculation.outlook import Outlook
-from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step
+from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step, likeliest_chain
 from specdec.types import PassCost, Proposal
 
 CAP = 6
@@ -51,6 +51,36 @@ def test_length_follows_odds_and_price(alpha, draft_ms, low, high):
     lengths, odds = bench.plan(member())
     assert low <= lengths[0] <= high
     assert odds[0] == pytest.approx(alpha, abs=0.15)
+
+
+def test_of_proposals_with_omens_the_likeliest_chain_is_learned():
+    """A model that says how sure it is, always of another token: right half the time."""
+    bench = Bench(0.5)
+    rng = random.Random(0)
+    for _ in range(200):
+        tree = Proposal((1, 2, 3), (rng.choice((1, 8)),) * 3, (-1, -1, 0))
+        bench.planner.observe(0, tree, [rng.choice((1, 5)), 3])
+    _, odds = bench.plan(member())
+    assert odds[0] == pytest.approx(0.5, abs=0.15)
+    for _ in range(200):
+        bench.planner.observe(0, tree, [5, 3])
+    bench.planner.curiosity.credit = 0.0
+    lengths, odds = bench.plan(member())
+    assert odds[0] < 0.1
+    assert lengths == [0]
+
+
+@pytest.mark.parametrize(
+    ("proposal", "chain"),
+    [
+        (Proposal(), ()),
+        (Proposal((4, 5, 6)), (4, 5, 6)),
+        (Proposal((4, 5, 6, 7, 8), (), (-1, 0, 0, 2, 1)), (4, 5, 8)),
+        (Proposal((4, 5, 6), (), (-1, -1, 1)), (4,)),
+    ],
+)
+def test_the_likeliest_chain(proposal, chain):
+    assert likeliest_chain(proposal) == Proposal(chain)
 
 
 def test_limits_are_kept():

@@ -55,7 +55,9 @@ class Controller:
         self.outlooks = {name: Outlook((first_odds or {}).get(name)) for name in drafter_names}
         self.reasons: Counter[Reason] = Counter()  # since the last `take`
         self.expected_tokens = 0.0  # promised by the proposals let through, since the last `take`
-        self._planners = {name: Planner(cost, self.outlooks[name]) for name, cost in drafts.items()}
+        # What omens tell is known once a model was asked: before, its drafts are all alike.
+        ahead = {n: Outlook() if (first_odds or {}).get(n) else self.outlooks[n] for n in drafts}
+        self._planners = {name: Planner(cost, ahead[name]) for name, cost in drafts.items()}
         self._paces: dict[int, Pace] = {}  # by bucket
         self._clock = clock
         # Of this step:
@@ -246,8 +248,8 @@ class Controller:
         outlook = self.outlooks[candidate.drafter]
         outlook.observe(candidate.sequence_id, proposal, output_ids)
         if candidate.drafter in self._planners:
-            is_right = proposal.token_ids[:1] == tuple(output_ids[:1])
-            self._planners[candidate.drafter].curiosity.is_hopeful = is_right
+            planner = self._planners[candidate.drafter]
+            planner.observe(candidate.sequence_id, proposal, output_ids)
 
     def observe_pass(
         self,
@@ -286,6 +288,8 @@ class Controller:
     def end(self, sequence_id: int) -> None:
         for outlook in self.outlooks.values():
             outlook.end(sequence_id)
+        for planner in self._planners.values():
+            planner.end(sequence_id)
 
     def take(self) -> tuple[Counter[Reason], float]:
         """Reasons by count and expected tokens, since the last call."""

@@ -49,6 +49,7 @@ class Planner:
     """Draft lengths for one drafter that calls a model."""
 
     def __init__(self, cost: CostModel, outlook: Outlook) -> None:
+        """`outlook`: of draft tokens that are not there yet, and so without omens."""
         self.curiosity = Curiosity()
         self._cost = cost
         self._outlook = outlook
@@ -71,6 +72,19 @@ class Planner:
         else:
             lengths = self._explore(members, step)
         return lengths, survival[:, 0].tolist()
+
+    def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
+        """A proposal that the target's tokens can be compared with.
+
+        What its omens told could not be known before the model was asked: of a proposal with
+        omens, the chain of its likeliest tokens counts here, whatever they were.
+        """
+        self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
+        if proposal.omens:
+            self._outlook.observe(sequence_id, likeliest_chain(proposal), output_ids)
+
+    def end(self, sequence_id: int) -> None:
+        self._outlook.end(sequence_id)
 
     def weigh(
         self, members: Seq[Candidate], survival: Floats, step: Step
@@ -141,3 +155,12 @@ class Planner:
         """Would drafting pay if every rate were `optimism` standard deviations better?"""
         survival = self._survival(members, optimism)
         return max(self.weigh(members, survival, step)[1]) > 0.0
+
+
+def likeliest_chain(proposal: Proposal) -> Proposal:
+    """Its first token, the first that follows that, and so on."""
+    links, chain, node = list(proposal.links), [], -1
+    while node in links:
+        node = links.index(node)
+        chain.append(proposal.token_ids[node])
+    return Proposal(tuple(chain))
