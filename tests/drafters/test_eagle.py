@@ -116,6 +116,17 @@ def test_a_call_asks_for_what_the_limit_and_the_judge_allow(limit):
     assert (call.width, call.least) == (WIDTH, 0.3)
 
 
+def test_a_tree_takes_the_passes_that_are_paid_for():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    views = [view_of(PROMPT, 1), view_of(PROMPT, 2)]
+    show(drafter, views)
+    found = drafter.propose(views, [6, 6], undecided._replace(passes={1: 2})).proposals
+    assert [call.max_depth for call in head.calls[0]] == [2, 6]
+    assert [len(p.token_ids) for p in found] == [6, 6]
+    assert [max(p.depths) for p in found] == [1, 5]
+
+
 def test_omens_say_how_sure_the_head_is():
     buckets = [odds for omen, odds in FIRST_ODDS.items() if omen]
     assert buckets == sorted(buckets)

@@ -445,3 +445,14 @@ def test_odds_of_a_mixed_batch_come_from_each_ones_own_drafter():
     lengths = np.array([len(p.token_ids) for p in kept])
     assert lengths[::2].max() == 0
     assert lengths[1::2].min() >= 4
+
+
+def test_a_drafter_of_trees_is_asked_for_all_it_has_in_the_passes_that_pay():
+    """A chain costs a pass each, so it is asked for as many tokens as passes pay."""
+    target, draft = fitted(cpu), fitted(cpu, 0.2)
+    drafts = {"chain": draft, "tree": fitted(cpu, 0.2)}
+    control = Controller(target, drafts, list(drafts), {"tree": {0: 0.5, 1: 0.5}})
+    limits = control.limits([Candidate(1, "chain", CAP), Candidate(2, "tree", CAP)])
+    passes = dict(control.judge("tree").passes)
+    assert passes == {2: limits[0]}
+    assert 0 < limits[0] < limits[1] == CAP

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from specdec.types import Decoder, Features, Proposal, SamplingParams, Verdict
@@ -23,6 +24,8 @@ class Judge(NamedTuple):
 
     odds: Callable[[int], Odds]  # by sequence id
     least: float = 0.02  # a draft token less likely than that cannot pay
+    # By sequence id: how many passes of a draft model are paid for; else as many as tokens.
+    passes: Mapping[int, int] = MappingProxyType({})
 
 
 def _even(omen: int, depth: int) -> float:

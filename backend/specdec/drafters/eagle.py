@@ -99,7 +99,7 @@ class EagleDrafter(Drafter):
         failed: list[int] = []
         for index, (view, limit) in enumerate(zip(views, limits, strict=True)):
             try:
-                call = self._call(view, limit, judge.least)
+                call = self._call(view, limit, judge)
             except DecoderFailed as error:
                 logger.warning("the head refused sequence %d: %s", view.sequence_id, error)
                 failed.append(index)
@@ -114,7 +114,7 @@ class EagleDrafter(Drafter):
             proposals[index] = _proposal(draft)
         return ProposeResult(proposals, result.compute_seconds, tuple(failed))
 
-    def _call(self, view: DraftView, limit: int, least: float) -> HeadCall | None:
+    def _call(self, view: DraftView, limit: int, judge: Judge) -> HeadCall | None:
         """This sequence's share of the call; None when nothing can be drafted from."""
         state = self._states.get(view.sequence_id)
         if state is None or not state.pending:
@@ -138,9 +138,9 @@ class EagleDrafter(Drafter):
             features,
             carry=view.carry if has_caught_up else (),
             max_tokens=limit if has_caught_up else 0,
-            max_depth=min(limit, MAX_DEPTH),
+            max_depth=min(judge.passes.get(view.sequence_id, limit), limit, MAX_DEPTH),
             width=WIDTH,
-            least=least,
+            least=judge.least,
         )
 
     def end(self, sequence_ids: Seq[int]) -> None:

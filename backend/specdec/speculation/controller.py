@@ -23,7 +23,7 @@ from specdec.speculation.choice import Choice, choose
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Pace, Reason, reason_for
-from specdec.speculation.planner import Candidate, Planner, Step
+from specdec.speculation.planner import Candidate, Planner, Step, planners
 from specdec.speculation.prices import Prices
 from specdec.types import Proposal
 
@@ -55,9 +55,7 @@ class Controller:
         self.outlooks = {name: Outlook((first_odds or {}).get(name)) for name in drafter_names}
         self.reasons: Counter[Reason] = Counter()  # since the last `take`
         self.expected_tokens = 0.0  # promised by the proposals let through, since the last `take`
-        # What omens tell is known once a model was asked: before, its drafts are all alike.
-        ahead = {n: Outlook() if (first_odds or {}).get(n) else self.outlooks[n] for n in drafts}
-        self._planners = {name: Planner(cost, ahead[name]) for name, cost in drafts.items()}
+        self._planners = planners(drafts, self.outlooks, first_odds or {})
         self._paces: dict[int, Pace] = {}  # by bucket
         self._clock = clock
         # Of this step:
@@ -66,6 +64,7 @@ class Controller:
         self._least = LEAST_ODDS  # of a draft token
         self._step: Step | None = None
         self._sequence_ids: list[int] = []
+        self._passes: dict[int, int] = {}  # sequence -> draft passes that are paid for
         self._alone: dict[int, float] = {}  # tokens that a lone request's rows would cost
         self._withheld: dict[int, Reason] = {}  # sequence -> why its drafter was not asked
 
@@ -74,17 +73,18 @@ class Controller:
     def judge(self, drafter: str) -> Judge:
         """For a drafter that weighs its draft tokens, between `limits` and `trim`."""
         judge = partial(self.outlooks[drafter].judge, among=self._sequence_ids)
-        return Judge(judge, self._least)
+        return Judge(judge, self._least, self._passes)
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
-        """Draft tokens to ask for, per candidate: what pays where a draft model must be paid, the
-        cap where proposals are free, 0 where none can pay.
+        """Draft tokens to ask for, per candidate: what pays where a draft model must be paid for
+        each, the cap where they are free or a pass gives several, 0 where none can pay.
 
         Args:
             other_rows: of prompt chunks in the same pass.
         """
         self._began = self._clock()
         self._is_look, self._step, self._withheld, self._alone = False, None, {}, {}
+        self._passes = {}
         chosen = [c.limit for c in candidates]
         groups: dict[str, list[int]] = {}
         for i, c in enumerate(candidates):
@@ -101,16 +101,23 @@ class Controller:
                 chosen[i] = 0
         self._sequence_ids = [candidates[i].sequence_id for i in free]
         for name, planner in self._planners.items():
-            group = groups.get(name, [])
-            if group:
+            if group := groups.get(name):
                 members = [candidates[i] for i in group]
                 step = self.prices.step(size, num_rows, sum(c.limit for c in members))
-                lengths, odds = planner.plan(members, step)
-                for i, length, first in zip(group, lengths, odds, strict=True):
-                    chosen[i] = length
-                    if not length:
-                        self._withhold([candidates[i].sequence_id], self._why(first, 0, size))
+                for i, limit in zip(group, self._plan(planner, members, step), strict=True):
+                    chosen[i] = limit
         return chosen
+
+    def _plan(self, planner: Planner, members: Seq[Candidate], step: Step) -> list[int]:
+        """Draft tokens to ask a model for; where it grows trees, their passes are what is paid."""
+        lengths, odds = planner.plan(members, step)
+        plans = list(zip(members, lengths, odds, strict=True))
+        for c, _, first in (plan for plan in plans if not plan[1]):
+            self._withhold([c.sequence_id], self._why(first, 0, step.num_sequences))
+        if not planner.grows_trees:
+            return lengths
+        self._passes |= {c.sequence_id: length for c, length, _ in plans if length}
+        return [c.limit if length else 0 for c, length, _ in plans]
 
     def _may_ask(self, num_sequences: int, num_rows: int, num_offers: int) -> bool:
         """Is it time to ask drafters without a model, and may anything they propose pay?"""
@@ -270,16 +277,9 @@ class Controller:
         self.prices.observe_step(size, asking=self._asked, overhead=overhead)
 
     def observe_draft(self, name: str, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
-        """Correct a draft model's costs by one call: `num_rows` first, then one row for each
-        sequence that wants more."""
-        cost = self.drafts.get(name)
-        if cost is None or not lengths:
-            return
-        passes = cost.single_rows(len(lengths))
-        sizes = [sum(n > step for n in lengths) for step in range(1, max(lengths))]
-        expected = cost.predict(len(lengths), num_rows) + float(passes[sizes].sum())
-        if expected > 0.0:
-            cost.rescale(len(lengths), seconds / expected)
+        """See `Planner.observe_call`."""
+        if name in self._planners:
+            self._planners[name].observe_call(lengths, num_rows=num_rows, seconds=seconds)
 
     def plain_seconds(self, num_sequences: int) -> float:
         """What one step without drafts takes, by the present costs."""

@@ -180,7 +180,10 @@ class Engine:
             num_rows = sum(s.num_undrafted for s in sequences)
             if all(proposal.token_ids for proposal in result.proposals):  # nobody still catches up
                 self._controller.observe_draft(
-                    drafter.name, limits, num_rows=num_rows, seconds=result.compute_seconds
+                    drafter.name,
+                    [1 + max(proposal.depths) for proposal in result.proposals],  # passes
+                    num_rows=num_rows,
+                    seconds=result.compute_seconds,
                 )
             for sequence in sequences:
                 sequence.num_undrafted = 0
@@ -210,8 +213,10 @@ class Engine:
         num_kept = len(chunk.token_ids)
         assert 1 <= num_kept <= len(verdict.output_ids), (num_kept, verdict)
         sequence.token_ids.extend(chunk.token_ids)
-        # A draft model has seen its own tokens, all but the last.
+        # A draft model has seen its own tokens, all but the last; a head none without features.
         num_followed = min(verdict.num_accepted, max(len(work.offered.token_ids) - 1, 0))
+        if features is not None:
+            num_followed = 0
         sequence.num_undrafted += num_kept - min(num_followed, num_kept)
         # Accepted rows are in the cache already; the last token of the text never is.
         sequence.num_cached = len(sequence.token_ids) - 1

@@ -8,6 +8,7 @@ Knows one drafter, and sequences by id.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -48,8 +49,13 @@ class Step(NamedTuple):
 class Planner:
     """Draft lengths for one drafter that calls a model."""
 
-    def __init__(self, cost: CostModel, outlook: Outlook) -> None:
-        """`outlook`: of draft tokens that are not there yet, and so without omens."""
+    def __init__(self, cost: CostModel, outlook: Outlook, *, grows_trees: bool = False) -> None:
+        """
+        Args:
+            outlook: of draft tokens that are not there yet, and so without omens.
+            grows_trees: a pass of the model may give several of a sequence's draft tokens.
+        """
+        self.grows_trees = grows_trees
         self.curiosity = Curiosity()
         self._cost = cost
         self._outlook = outlook
@@ -82,6 +88,21 @@ class Planner:
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
         if proposal.omens:
             self._outlook.observe(sequence_id, likeliest_chain(proposal), output_ids)
+
+    def observe_call(self, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
+        """Correct the model's costs by one call: `num_rows` first, then one row for each sequence
+        that wants more.
+
+        Args:
+            lengths: passes of each sequence.
+        """
+        if not lengths:
+            return
+        passes = self._cost.single_rows(len(lengths))
+        sizes = [sum(n > step for n in lengths) for step in range(1, max(lengths))]
+        expected = self._cost.predict(len(lengths), num_rows) + float(passes[sizes].sum())
+        if expected > 0.0:
+            self._cost.rescale(len(lengths), seconds / expected)
 
     def end(self, sequence_id: int) -> None:
         self._outlook.end(sequence_id)
@@ -155,6 +176,21 @@ class Planner:
         """Would drafting pay if every rate were `optimism` standard deviations better?"""
         survival = self._survival(members, optimism)
         return max(self.weigh(members, survival, step)[1]) > 0.0
+
+
+def planners(
+    costs: Mapping[str, CostModel],
+    outlooks: Mapping[str, Outlook],
+    first_odds: Mapping[str, Mapping[int, float]],
+) -> dict[str, Planner]:
+    """Of every drafter that calls a model. One that has omens has an outlook of its own for what
+    it will propose: it grows trees, and what their omens tell is not known ahead."""
+    found = {}
+    for name, cost in costs.items():
+        has_omens = bool(first_odds.get(name))
+        outlook = Outlook() if has_omens else outlooks[name]
+        found[name] = Planner(cost, outlook, grows_trees=has_omens)
+    return found
 
 
 def likeliest_chain(proposal: Proposal) -> Proposal:
