@@ -27,7 +27,7 @@ PACKAGES = {
 PB_UTILS = "triton_python_backend_utils"
 PB_UTILS_USERS = {"backend/model.py", "backend/specdec/speculation/triton_io.py"}
 PB_UTILS_ALLOWED = PB_UTILS_USERS | {"model_repository/speculative/1/model.py"}
-NOUNS = ("types", "errors", "config", "artifact", "wire", "wire_head", "sampling")
+NOUNS = ("types", "errors", "config", "artifact", "wire", "wire_head", "noise", "sampling")
 HEAVY = ("torch", "onnxruntime", "onnx", "transformers", "tensorrt", "tensorrt_rtx")
 
 

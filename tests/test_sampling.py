@@ -219,7 +219,7 @@ def test_noise_is_finite_at_every_seed_and_position():
 
 
 def test_noise_is_finite_at_the_extreme_words():
-    from specdec.sampling import _gumbel_of
+    from specdec.noise import _gumbel_of
 
     noise = _gumbel_of(np.array([0, 2**11, 2**64 - 2**11, 2**64 - 1], np.uint64))
     assert np.isfinite(noise).all()

@@ -1,8 +1,8 @@
 """Draws one token from one row of logits; both rooms share it. Pure functions of NumPy arrays.
 
-Randomness is indexed, not streamed: the noise at (seed, position, token id) is one fixed number,
-so a token is a function of the logits, the tokens before it and the seed alone, whatever was
-drafted, batched or evaluated beside it. Knows nothing of models, caches or requests.
+The noise at (seed, position, token id) is one fixed number (see noise.py), so a token is a function
+of the logits, the tokens before it and the seed alone, whatever was drafted, batched or evaluated
+beside it. Knows nothing of models, caches or requests.
 
     logits -> penalties -> bias -> masks -> temperature -> top-k -> top-p -> min-p
            -> argmax(scaled logit + gumbel noise)      (the Gumbel-max trick: a draw from softmax)
@@ -16,59 +16,18 @@ from typing import Any
 import numpy as np
 
 from specdec.errors import DecoderFailed
+from specdec.noise import bits, gumbel
 from specdec.types import SamplingParams
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
-Bits = np.ndarray[Any, np.dtype[np.uint64]]
 
-_WORD = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 / golden ratio, odd
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _LIMIT = 1e30  # transformed logits stay finite: an infinite bias would make inf - inf
 _GREEDY_BELOW = 1e-5  # temperatures below it are greedy: noise could only break near-ties
 _BLOCK = 8192  # ids handled at a time: temporaries stay in the first-level cache
 _FIRST = 64  # likeliest tokens that are drawn before the rest, see `_draw_all`
 _GROUPS = 256  # columns at least, see `_largest`: maxima over narrower rows are slow
 _TOP_P_FIRST = 1024  # likeliest tokens that top-p looks at before it sorts all of them
-
-
-def _mix(word: int) -> int:
-    """SplitMix64's finalizer on one 64-bit word."""
-    word = ((word ^ (word >> 30)) * _MIX_1) & _WORD
-    word = ((word ^ (word >> 27)) * _MIX_2) & _WORD
-    return word ^ (word >> 31)
-
-
-def bits(seed: int, position: int, token_ids: Ints) -> Bits:
-    """Random words [len(token_ids)], a pure function of (seed, position, token id).
-
-    SplitMix64 (Steele, Lea, Flood 2014) as a counter-based hash: seed and position are mixed
-    into the key, token `i` is element `i` of the stream that starts there.
-    """
-    key = _mix((_mix((seed + _GOLDEN) & _WORD) + (position + 1) * _GOLDEN) & _WORD)
-    words = token_ids.astype(np.uint64)
-    words += np.uint64(1)
-    words *= np.uint64(_GOLDEN)
-    words += np.uint64(key)
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(_MIX_1)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(_MIX_2)
-    words ^= words >> np.uint64(31)
-    return words
-
-
-def _gumbel_of(words: Bits) -> Floats:
-    """Standard Gumbel noise, float64, from the upper 53 bits: within [-3.7, 37.5], never inf."""
-    uniform = ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53  # (0, 1]
-    noise: Floats = -np.log(np.maximum(-np.log(uniform), 2.0**-54))
-    return noise
-
-
-def gumbel(seed: int, position: int, token_ids: Ints) -> Floats:
-    """Gumbel noise [len(token_ids)] for these ids; any subset equals the full row's entries."""
-    return _gumbel_of(bits(seed, position, token_ids))
 
 
 def sample(
@@ -104,18 +63,22 @@ def sample(
         wrong = int(np.count_nonzero(~np.isfinite(row)))
         raise DecoderFailed(f"{wrong} of {row.size} logits at position {position} are not finite")
     transformed = _transform(row, sampling, history, num_prompt_tokens)
-    if sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1:
+    if is_greedy(sampling):
         token_id = int(transformed.argmax())
     else:
         token_id = _draw(transformed, sampling, position)
     return token_id, float(row[token_id]) - peak - math.log(_mass(row, peak))
 
 
-def is_plain_greedy(sampling: SamplingParams) -> bool:
-    """Whether every draw is the most likely token, whatever came before it."""
+def is_greedy(sampling: SamplingParams) -> bool:
+    """Whether the likeliest token is drawn, without noise."""
+    return sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1
+
+
+def leaves_logits(sampling: SamplingParams) -> bool:
+    """Whether no penalty, bias or mask changes logits before the draw, whatever came before."""
     return (
-        (sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1)
-        and sampling.repetition_penalty == 1.0
+        sampling.repetition_penalty == 1.0
         and sampling.presence_penalty == sampling.frequency_penalty == 0.0
         and not (sampling.logit_bias or sampling.bad_words or sampling.min_tokens)
     )

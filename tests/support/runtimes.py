@@ -13,6 +13,7 @@ import numpy as np
 
 from specdec.artifact import Artifact
 from specdec.decoder.batch import Batch
+from specdec.decoder.runtimes import Place
 from specdec.errors import DecoderFailed
 
 VOCAB_SIZE = 40
@@ -105,7 +106,7 @@ class TokenRuntime:
             logits = np.nextafter(logits, np.float32(9))
         return logits
 
-    def most_likely(self, logits: np.ndarray, rows: slice, num_tokens: int) -> None:
+    def draw(self, logits: np.ndarray, places: Sequence[Place], num_tokens: int) -> None:
         """The caller draws."""
 
     def likeliest(self, logits: np.ndarray, rows: slice, num_tokens: int, count: int) -> None:

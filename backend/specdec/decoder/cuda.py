@@ -6,20 +6,17 @@ Knows nothing of TensorRT, plans or caches.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 
-from specdec.decoder.runtimes import Draw
-from specdec.errors import DecoderFailed, InvalidArtifact
+from specdec.decoder import device_sampling
+from specdec.decoder.runtimes import Draw, Place
+from specdec.errors import InvalidArtifact
 
 Array = np.ndarray[Any, Any]
-
-_ROWS_AT_ONCE = 16  # temporaries of 16 bytes for each of their logits
-_SCALE = 1 << 43
-_MAX_TOKENS = 1 << 19  # so many shares of at most _SCALE fit 63 bits
 
 
 class Cuda:
@@ -100,50 +97,13 @@ class DeviceLogits:
             found: Array = self._rows[rows].cpu().numpy()
         return found
 
-    def most_likely(self, rows: slice, num_tokens: int) -> list[Draw]:
-        """What `specdec.sampling.sample` draws greedily from ids below `num_tokens`.
-
-        Of equally likely ids the lowest. The mass behind a log-probability is summed in integers
-        of 2^-43, whose order cannot matter: it depends on the row alone, whatever stands beside.
-
-        Raises `DecoderFailed`: a logit is NaN or infinite.
-        """
+    def draw(self, places: Seq[Place], num_tokens: int) -> list[Draw]:
+        """See `device_sampling.draw`."""
         with self._cuda.active():
-            parts = self._rows[rows, :num_tokens].split(_ROWS_AT_ONCE)
-            return [draw for part in parts for draw in _most_likely(self._cuda.torch, part)]
+            return device_sampling.draw(self._cuda.torch, self._rows, places, num_tokens)
 
     def likeliest(self, rows: slice, num_tokens: int, count: int) -> list[list[int]]:
         """What `specdec.sampling.likeliest` finds among ids below `num_tokens`, row by row."""
         with self._cuda.active():
-            parts = self._rows[rows, :num_tokens].split(_ROWS_AT_ONCE)
-            return [ids for part in parts for ids in _likeliest(self._cuda.torch, part, count)]
-
-
-def _likeliest(torch: Any, logits: Any, count: int) -> list[list[int]]:
-    """logits float32 [R, num_tokens], finite.
-
-    A float's bits, those below the sign flipped where it is set, order as the float does. The id
-    goes below them: `topk` chooses among equal values as it likes, and no two of these are equal.
-    """
-    bits = (logits + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    found: list[list[int]] = ((ordered << 32) - ids).topk(count, dim=1).indices.tolist()
-    return found
-
-
-def _most_likely(torch: Any, logits: Any) -> list[Draw]:
-    """logits float32 [R, num_tokens]."""
-    num_tokens = logits.shape[1]
-    assert num_tokens <= _MAX_TOKENS, num_tokens
-    peaks = logits.amax(dim=1, keepdim=True)
-    shares = (logits - peaks).double().exp()
-    masses = (shares * _SCALE).round().long().sum(dim=1)
-    ids = torch.arange(num_tokens, device=logits.device)
-    best = torch.where(logits == peaks, ids, num_tokens).amin(dim=1)
-    if not bool(torch.isfinite(logits).all()):
-        raise DecoderFailed("some logits are not finite")
-    return [
-        Draw(token_id, -math.log(mass / _SCALE))
-        for token_id, mass in zip(best.tolist(), masses.tolist(), strict=True)
-    ]
+            found = self._rows[rows, :num_tokens]
+            return device_sampling.likeliest(self._cuda.torch, found, count)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,13 @@ from specdec.decoder import batch, tree
 from specdec.decoder.batch import Share
 from specdec.decoder.cache import Cache, Slot
 from specdec.decoder.costs import load_or_measure
+from specdec.decoder.drawing import Wanted, draw_all
 from specdec.decoder.outputs import Outputs
 from specdec.decoder.probe import probe
 from specdec.decoder.refusals import Limits, refuse_calls, refuse_ids
 from specdec.decoder.runtimes import Features, Logits, Runtime, load_runtime
 from specdec.errors import DecoderFailed
-from specdec.sampling import is_plain_greedy, likeliest, sample
+from specdec.sampling import likeliest
 from specdec.types import DecoderInfo, Extend, ExtendResult, PassCost, SamplingParams
 
 
@@ -134,25 +136,45 @@ class CachedDecoder:
     def _evaluate(
         self, shares: Seq[Share], sequences: Seq[_Sequence], outputs: Seq[Outputs]
     ) -> None:
-        """Run the passes that these shares need; sample, and publish each pass that succeeded."""
+        """Run the passes that these shares need, and publish each that succeeded."""
         by_slot = {s.slot: (q, o) for s, q, o in zip(shares, sequences, outputs, strict=True)}
         max_rows = self._runtime.max_rows
         for parts in batch.cut(shares, max_rows):
             for group in batch.plan(parts, length=self._runtime.length, max_rows=max_rows):
                 wanted = any(by_slot[share.slot][1].wants_features for share in group)
                 logits, features = self._forward(group, with_features=wanted)
-                row = flat_row = 0
                 for share in group:
-                    sequence, output = by_slot[share.slot]
-                    sequence.slot.length = share.end
-                    rows = slice(row, row + share.num_outputs)
-                    row += share.num_outputs
-                    if share.num_outputs:
-                        self._sample(logits, rows, share, sequence, output)
-                        self._add_candidates(logits, rows, output)
-                    begin, flat_row = flat_row, flat_row + len(share.token_ids)
-                    if output.wants_features and features is not None:
-                        output.add_features(features[begin:flat_row])
+                    by_slot[share.slot][0].slot.length = share.end
+                self._publish(logits, features, [(s, *by_slot[s.slot]) for s in group])
+
+    def _publish(
+        self,
+        logits: Logits,
+        features: Features | None,
+        group: Seq[tuple[Share, _Sequence, Outputs]],
+    ) -> None:
+        """Draw after the output tokens of one pass, logits [R, V], and note what else is wanted."""
+        num_tokens = self.info.vocab_size
+        ends = list(accumulate(share.num_outputs for share, _, _ in group))
+        wanted = [
+            Wanted(
+                slice(end - share.num_outputs, end),
+                tree.histories(share, sequence.slot.tokens),
+                sequence.sampling,
+                sequence.num_prompt_tokens,
+            )
+            for end, (share, sequence, _) in zip(ends, group, strict=True)
+        ]
+        drawn = draw_all(self._runtime, logits, wanted, num_tokens)
+        flat_row = 0
+        for (share, _, output), each, draws in zip(group, wanted, drawn, strict=True):
+            output.token_ids += [draw.token_id for draw in draws]
+            output.logprobs += [draw.logprob for draw in draws]
+            if share.num_outputs:
+                self._add_candidates(logits, each.rows, output)
+            begin, flat_row = flat_row, flat_row + len(share.token_ids)
+            if output.wants_features and features is not None:
+                output.add_features(features[begin:flat_row])
 
     def _forward(self, group: Seq[Share], *, with_features: bool) -> tuple[Logits, Features | None]:
         """One pass: logits [R, V], and the features of its rows [N, feature_size]."""
@@ -169,30 +191,6 @@ class CachedDecoder:
         if with_features:
             return self._runtime.forward_with_features(built)
         return self._runtime.forward(built), None
-
-    def _sample(
-        self, logits: Logits, rows: slice, share: Share, sequence: _Sequence, output: Outputs
-    ) -> None:
-        """Draw after each of the share's output tokens, whose logits are `rows` of [R, V]."""
-        num_tokens = self.info.vocab_size
-        if is_plain_greedy(sequence.sampling):
-            draws = self._runtime.most_likely(logits, rows, num_tokens)
-            if draws is not None:
-                output.token_ids += [draw.token_id for draw in draws]
-                output.logprobs += [draw.logprob for draw in draws]
-                return
-        histories = tree.histories(share, sequence.slot.tokens)
-        for row, history in zip(logits[rows], histories, strict=True):
-            token_id, logprob = sample(
-                row,
-                sequence.sampling,
-                history=history,
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                position=len(history),
-                vocab_limit=num_tokens,
-            )
-            output.token_ids.append(token_id)
-            output.logprobs.append(logprob)
 
     def _add_candidates(self, logits: Logits, rows: slice, output: Outputs) -> None:
         """Note the likeliest ids of `rows`, which are finite: they were sampled."""

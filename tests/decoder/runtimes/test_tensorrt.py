@@ -11,7 +11,7 @@ import pytest
 from specdec.artifact import Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder.batch import Share, build
-from specdec.decoder.cuda import Cuda
+from specdec.decoder.cuda import Cuda, DeviceLogits
 from specdec.decoder.decoder import load_decoder
 from specdec.decoder.runtimes import load_runtime, onnxruntime, tensorrt
 from specdec.errors import DecoderFailed, InvalidArtifact
@@ -85,6 +85,26 @@ def test_logits_are_those_of_the_graph(parts, plan_dir):
         assert np.array_equal(
             run(runtime, *shares, lengths=lengths), run(expected, *shares, lengths=lengths)
         )
+
+
+def test_features_are_those_of_the_graph(parts, plan_dir):
+    """Of all rows of a pass and no row of its padding; queued, recorded and replayed alike."""
+    runtime, _, cuda = parts
+    shares = [Share(1, 0, TEXT, 1), Share(3, 0, PROMPT[:5], 5)]
+    batch = build(shares, [0] * 4, length=runtime.length, min_rows=2, max_position=4096)
+    expected = reference(plan_dir)
+    same = build(shares, [0] * 4, length=expected.length, min_rows=2, max_position=4096)
+    logits, features = (array.copy() for array in expected.forward_with_features(same))
+    assert features.shape == (11, Artifact.read(plan_dir).feature_size)
+    assert features.std(axis=1).min() > 0
+    for _ in range(3):
+        found, rows = runtime.forward_with_features(batch)
+        assert np.array_equal(found[0:6], logits)
+        assert np.array_equal(rows, features)
+        runtime.forward(
+            build([Share(0, 0, [9], 1)], [0] * 4, length=256, min_rows=2, max_position=4096)
+        )
+    assert cuda.num_replays
 
 
 def test_addresses_and_shapes_are_set_before_each_pass(parts):
@@ -234,12 +254,42 @@ def test_a_prompt_longer_than_a_pass_is_cut(decoder):
     assert whole == generate(decoder, text, num_tokens=6, chunk=50, sequence_id=2)
 
 
-def test_greedy_draws_on_the_card_are_those_of_the_host(decoder, monkeypatch):
-    on_card = generate(decoder, PROMPT, num_tokens=20)
-    monkeypatch.setattr(decoder._runtime, "most_likely", lambda *_: None, raising=True)
-    on_host = generate(decoder, PROMPT, num_tokens=20, sequence_id=2)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=2),
+    ],
+)
+def test_draws_on_the_card_are_those_of_the_host(decoder, monkeypatch, sampling):
+    with monkeypatch.context() as patch:
+        patch.delattr(DeviceLogits, "__getitem__")  # not one row goes to the host
+        on_card = generate(decoder, PROMPT, sampling, 20)
+    monkeypatch.setattr(decoder._runtime, "draw", lambda *_: None)
+    on_host = generate(decoder, PROMPT, sampling, 20, sequence_id=2)
     assert on_card[0] == on_host[0]
     np.testing.assert_allclose(on_card[1], on_host[1], atol=2e-6, rtol=0)
+
+
+def test_requests_of_every_kind_share_a_pass_and_one_question(decoder, monkeypatch):
+    samplings = [
+        SamplingParams(temperature=0.9, top_p=0.9, seed=1),
+        SamplingParams(temperature=0.9, repetition_penalty=1.2, seed=1),
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=4),
+    ]
+    alone = [generate(decoder, PROMPT, sampling, 12) for sampling in samplings]
+    questions = []
+    draw = decoder._runtime.draw
+    monkeypatch.setattr(decoder._runtime, "draw", lambda *a: questions.append(a[1]) or draw(*a))
+    together = run_together(
+        decoder,
+        [steps(decoder, i, PROMPT, s, 12) for i, s in enumerate(samplings)],
+    )
+    assert together == alone
+    assert [p.row for p in questions[-1]] == [0, 2, 3]
+    assert len(questions) <= 12 + 4  # at most a pass each for prompts that cannot share one
 
 
 def test_a_tree_needs_nothing_but_other_arrays(decoder, monkeypatch):

@@ -17,6 +17,7 @@ import numpy as np
 from specdec.artifact import Artifact
 from specdec.decoder.batch import Batch
 from specdec.errors import InvalidArtifact
+from specdec.types import SamplingParams
 
 
 class Draw(NamedTuple):
@@ -24,6 +25,14 @@ class Draw(NamedTuple):
 
     token_id: int
     logprob: float
+
+
+class Place(NamedTuple):
+    """Where a token is to be drawn, and how."""
+
+    row: int  # of a pass's logits
+    sampling: SamplingParams
+    position: int  # of the token: selects the noise
 
 
 class Logits(Protocol):
@@ -63,9 +72,10 @@ class Runtime(Protocol):
         """The same, and the features of all N rows, valid as long. Needs a graph that has some."""
         ...
 
-    def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> list[Draw] | None:
-        """What `sample` draws greedily from ids below `num_tokens` at some rows of what `forward`
-        returned; None where rows are cheap to read and the caller should draw.
+    def draw(self, logits: Any, places: Seq[Place], num_tokens: int) -> list[Draw] | None:
+        """What `sample` draws at each of `places` from ids below `num_tokens` of what `forward`
+        returned, where `leaves_logits` holds of every sampling; None where rows are cheap to read
+        and the caller should draw.
 
         A runtime answers always or never, so that a sequence's draws are all of one kind.
         Raises `DecoderFailed`: a logit is not finite.
@@ -76,7 +86,7 @@ class Runtime(Protocol):
         self, logits: Any, rows: slice, num_tokens: int, count: int
     ) -> list[list[int]] | None:
         """The `count` ids below `num_tokens` of the largest logits, in falling order, of equal
-        ones the lowest, at some rows of what `forward` returned; None as in `most_likely`.
+        ones the lowest, at some rows of what `forward` returned; None as in `draw`.
         """
         ...
 

@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from specdec.artifact import GRAPH, Artifact
 from specdec.decoder.batch import INPUTS, Batch
-from specdec.decoder.runtimes import Features
+from specdec.decoder.runtimes import Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
 
 Array = np.ndarray[Any, Any]
@@ -98,7 +98,7 @@ class OnnxRuntime:
             raise DecoderFailed(f"the forward pass failed: {error}") from error
         return outputs
 
-    def most_likely(self, logits: Any, rows: slice, num_tokens: int) -> None:
+    def draw(self, logits: Any, places: Seq[Place], num_tokens: int) -> None:
         """See `Runtime`: rows lie in this process's memory."""
 
     def likeliest(self, logits: Any, rows: slice, num_tokens: int, count: int) -> None:

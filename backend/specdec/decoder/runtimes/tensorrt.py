@@ -22,7 +22,7 @@ from specdec.artifact import Artifact
 from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Batch
 from specdec.decoder.buckets import pad
 from specdec.decoder.cuda import Buffer, Cuda, DeviceLogits
-from specdec.decoder.runtimes import Draw, Features
+from specdec.decoder.runtimes import Draw, Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.plan import PLAN, Plan, import_tensorrt
 
@@ -174,9 +174,9 @@ class TensorRTRuntime:
         if not self._context.execute_async_v3(self._cuda.stream):
             raise RuntimeError("; ".join(self._engine.errors[-1:]) or "TensorRT gives no reason")
 
-    def most_likely(self, logits: DeviceLogits, rows: slice, num_tokens: int) -> list[Draw]:
+    def draw(self, logits: DeviceLogits, places: Seq[Place], num_tokens: int) -> list[Draw]:
         """See `Runtime`."""
-        return logits.most_likely(rows, num_tokens)
+        return logits.draw(places, num_tokens)
 
     def likeliest(
         self, logits: DeviceLogits, rows: slice, num_tokens: int, count: int
