@@ -53,6 +53,8 @@ def export_command(role: str, environment: Mapping[str, str], volume: Path) -> l
         for name, option in _TENSORRT.items():
             if value := environment.get(name):
                 command += [option, value]
+        if role == "target" and environment.get("DRAFT_MODEL"):
+            command += ["--beside", str(volume / "artifacts" / "draft")]
     return command
 
 
@@ -81,7 +83,8 @@ def fill(environment: Mapping[str, str], volume: Path = VOLUME, project: Path = 
         CalledProcessError: an export failed; it has said why.
         InvalidConfig, InvalidArtifact: a parameter is wrong.
     """
-    for role in ("target", "draft"):
+    # The draft first: it is compiled soon, and the target is refused if both do not fit the card.
+    for role in ("draft", "target"):
         if environment.get(f"{role.upper()}_MODEL"):
             command = export_command(role, environment, volume)
             subprocess.run([sys.executable, "-m", "specdec.client.cli", *command], check=True)

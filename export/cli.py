@@ -95,6 +95,14 @@ TimingCache = Annotated[
     Path | None,
     typer.Option("--timing-cache", help="TensorRT, not RTX: what it measured, for the next time."),
 ]
+Beside = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--beside",
+        help="TensorRT: an exported model directory that shares the card; its memory is counted.",
+        show_default=False,
+    ),
+]
 FeaturesOption = Annotated[
     str,
     typer.Option(
@@ -126,6 +134,7 @@ def target(
     max_sequence_length: MaxSequenceLength = None,
     max_rows: MaxRows = None,
     timing_cache: TimingCache = None,
+    beside: Beside = None,
 ) -> None:
     """Export the model whose text the server reproduces."""
     _run("target", **locals())
@@ -148,6 +157,7 @@ def draft(
     max_sequence_length: MaxSequenceLength = None,
     max_rows: MaxRows = None,
     timing_cache: TimingCache = None,
+    beside: Beside = None,
 ) -> None:
     """Export a small model that proposes tokens; it must share the target's tokenizer."""
     _run("draft", features="none", **locals())
@@ -201,7 +211,7 @@ def _form(
     progress: Progress,
 ) -> dict[str, Any]:
     """The arguments of `export` that say what is made."""
-    named = {name: value for name, value in tensorrt.items() if value is not None}
+    named = {name: value for name, value in tensorrt.items() if value not in (None, [])}
     if runtime is Runtime.onnxruntime:
         allowed = [p.value for p in Precision]
         if precision not in (None, *allowed):

@@ -60,6 +60,10 @@ class Compiler(Protocol):
         """Replace the graph in `directory`; `provenance` is what `provenance_of` returns later."""
         ...
 
+    def reuse(self, directory: Path) -> None:
+        """Raises `UnsupportedModel`: the result in `directory` is right, but cannot be used."""
+        ...
+
     def provenance_of(self, directory: Path) -> dict[str, str] | None:
         """Of the result in `directory`; None where there is no whole one."""
         ...
@@ -110,6 +114,8 @@ def export(
     }
     found = None if force else _up_to_date(directory, provenance, compiler)
     if found is not None:
+        if compiler:
+            compiler.reuse(directory)
         comparison = verify(directory) if verify else None
         write_config(output)
         return Exported(found, directory, True, comparison)

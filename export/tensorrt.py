@@ -7,6 +7,7 @@ for the card it runs on. One profile covers decoding, verifying and prefill: see
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,9 @@ from rich.progress import Progress
 from specdec.artifact import GRAPH
 from specdec.decoder.batch import MAX_SHARED_ROWS
 from specdec.errors import InvalidRequest, SpecdecError, UnsupportedModel
+from specdec.export import tensorrt_memory as memory
 from specdec.export.graph import INPUTS
 from specdec.export.tensorrt_graph import TensorRTForm, TensorRTPrecision
-from specdec.export.tensorrt_memory import Estimate, estimate, refuse_too_large
 from specdec.export.tensorrt_progress import make_logger, make_monitor, shorten
 from specdec.plan import FILE as PLAN_FILE
 from specdec.plan import PLAN, Plan, import_tensorrt
@@ -88,9 +89,12 @@ class Compiler:
         shapes: Shapes,
         device: Device,
         timing_cache: Path | None = None,
+        beside: Seq[memory.Neighbour] = (),
         announce: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`announce` is told the memory estimate before anything is compiled.
+
+        `beside`: other models that the card is to hold as well.
 
         Raises:
             InvalidArtifact: this TensorRT is not installed.
@@ -100,7 +104,8 @@ class Compiler:
         self.runtime, self.shapes, self.device = runtime, shapes, device
         self._trt = import_tensorrt(runtime)
         self._precision, self._announce = precision, announce
-        self._timing_cache = timing_cache
+        self._timing_cache, self._beside = timing_cache, beside
+        self._needed = memory.Estimate(0, 0, 0)
         self._capability = _capability(self._trt, device.capability, precision)
         half = "float16" if _number(device.capability) < _MIN_CAPABILITY["bf16"] else None
         self.form = TensorRTForm(precision, cache_length=shapes.cache_length, dtype=half)
@@ -124,7 +129,7 @@ class Compiler:
         whole = path.is_file() and path.stat().st_size == plan.num_bytes
         return plan.provenance if whole else None
 
-    def accept(self, architecture: Any) -> Estimate:
+    def accept(self, architecture: Any) -> memory.Estimate:
         """Announce the memory it needs.
 
         Raises `UnsupportedModel`: the card has less, or TensorRT cannot express the model.
@@ -134,18 +139,29 @@ class Compiler:
                 "this model caps attention scores, which TensorRT's attention does not: "
                 "use --runtime onnxruntime"
             )
-        needed = estimate(
+        self._needed = memory.estimate(
             architecture,
             self._precision,
             max_sequences=self.shapes.max_sequences,
             max_rows=self.shapes.max_rows,
             cache_length=self.shapes.cache_length,
         )
-        self._announce(f"memory: {needed}")
+        self._announce_memory(self._needed)
+        return self._needed
+
+    def reuse(self, directory: Path) -> None:
+        """Announce the memory of the plan in `directory`. Raises as `accept` does."""
+        self._announce_memory(memory.Estimate(**Plan.read(directory).memory))
+
+    def _announce_memory(self, needed: memory.Estimate) -> None:
+        self._announce(f"memory: {memory.together(needed, self._beside)}")
         if self.device.memory_gib is not None:
-            name = self.device.name or self.device.capability
-            refuse_too_large(needed, card=name, memory_gib=self.device.memory_gib)
-        return needed
+            memory.refuse_too_large(
+                needed,
+                card=self.device.name or self.device.capability,
+                memory_gib=self.device.memory_gib,
+                beside=self._beside,
+            )
 
     def compile(
         self,
@@ -169,6 +185,7 @@ class Compiler:
             cache_length=self.shapes.cache_length,
             weights_sha256=weights_sha256,
             num_bytes=data.nbytes,
+            memory=self._needed._asdict(),
             provenance=provenance,
         ).write(directory)
         for name in (GRAPH, f"{GRAPH}.data"):

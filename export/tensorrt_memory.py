@@ -6,13 +6,19 @@ TensorRT keeps of one pass at the largest shapes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.errors import InvalidRequest, UnsupportedModel
+from specdec.export.exporter import VERSION_DIRECTORY
 from specdec.export.tensorrt_graph import TensorRTPrecision
+from specdec.plan import Plan
 
 GIB = 1 << 30
-_CONTEXT_BYTES = GIB  # CUDA's own context, kernels, and what the allocator cannot use
+# CUDA's own context, kernels, temporaries of draws, and what the allocator cannot use; every model
+# is a process and has its own.
+_CONTEXT_BYTES = GIB
 _REAL_BYTES = 2  # activations, cache, embedding table
 
 
@@ -95,10 +101,35 @@ def estimate(
     return Estimate(weights, 2 * positions * row, workspace)
 
 
-def refuse_too_large(needed: Estimate, *, card: str, memory_gib: float) -> None:
+class Neighbour(NamedTuple):
+    """An exported model that is to share the card."""
+
+    name: str
+    needed: Estimate
+
+    @classmethod
+    def read(cls, directory: Path) -> Neighbour:
+        """Of a Triton model directory. Raises `InvalidArtifact`: there is no plan in it."""
+        plan = Plan.read(directory / VERSION_DIRECTORY)
+        return cls(directory.name, Estimate(**plan.memory))
+
+
+def together(needed: Estimate, beside: Seq[Neighbour]) -> str:
+    """What one model and those beside it need, for people."""
+    if not beside:
+        return str(needed)
+    others = ", ".join(f"{other.name} {other.needed.total / GIB:.2f}" for other in beside)
+    total = needed.total + sum(other.needed.total for other in beside)
+    return f"{needed}; beside it {others}: {total / GIB:.2f} GiB together"
+
+
+def refuse_too_large(
+    needed: Estimate, *, card: str, memory_gib: float, beside: Seq[Neighbour] = ()
+) -> None:
     """Raises `UnsupportedModel` when it cannot fit."""
-    if needed.total > memory_gib * GIB:
+    if needed.total + sum(other.needed.total for other in beside) > memory_gib * GIB:
         raise UnsupportedModel(
-            f"this does not fit {card} ({memory_gib:g} GiB): {needed}; lower --max-sequences, "
-            f"--max-sequence-length or --max-rows, or choose --precision int8 or int4"
+            f"this does not fit {card} ({memory_gib:g} GiB): {together(needed, beside)}; lower "
+            f"--max-sequences, --max-sequence-length or --max-rows, or choose --precision int8 or "
+            f"int4"
         )

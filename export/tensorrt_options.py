@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import NamedTuple
 
 from specdec.errors import InvalidRequest
 from specdec.export.tensorrt import Compiler, Device, Shapes, present_device
 from specdec.export.tensorrt_graph import TensorRTPrecision
-from specdec.export.tensorrt_memory import find_card
+from specdec.export.tensorrt_memory import Neighbour, find_card
 
 
 class Options(NamedTuple):
@@ -22,6 +23,7 @@ class Options(NamedTuple):
     max_sequence_length: int = Shapes().max_sequence_length
     max_rows: int = Shapes().max_rows
     timing_cache: Path | None = None
+    beside: Seq[Path] = ()
 
 
 def make_compiler(
@@ -34,6 +36,7 @@ def make_compiler(
         shapes=Shapes(options.max_sequences, options.max_sequence_length, options.max_rows),
         device=find_device(options),
         timing_cache=options.timing_cache,
+        beside=[Neighbour.read(directory) for directory in options.beside],
         announce=announce,
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 from specdec.artifact import Artifact
 from specdec.errors import InvalidArtifact
 
-FORMAT = 1
+FORMAT = 2
 FILE = "plan.json"
 PLAN = "model.plan"
 
@@ -43,6 +43,7 @@ class Plan:
     cache_length: int  # S, of every slot
     weights_sha256: str  # of the graph it was compiled from
     num_bytes: int  # of the plan: a copy that was cut short is told from a whole one
+    memory: dict[str, int]  # bytes of the card by what they are for, as estimated
     provenance: dict[str, str]  # what the exporter compares to know whether to compile again
     format: int = FORMAT
 

@@ -55,15 +55,18 @@ def test_the_command_is_one_that_the_exporter_takes(tmp_path, role):
     assert (values["max_sequences"], values["max_sequence_length"]) == (8, 1024)
     assert (values["max_rows"], values["card"]) == (256, "l4")
     assert values["timing_cache"] == tmp_path / "timing-cache"
+    draft = tmp_path / "artifacts/draft"  # exported before: both are on one card
+    assert list(values["beside"]) == ([draft] if role == "target" else [])
 
 
 def test_nothing_of_tensorrt_is_said_on_the_processor(tmp_path):
     environment = {**EVERYTHING, "RUNTIME": "onnxruntime"}
     command = export.export_command("target", environment, tmp_path)
     assert not {"--card", "--max-sequences", "--max-rows", "--timing-cache"} & set(command)
+    assert "--beside" not in command
     empty = {"RUNTIME": "tensorrt", "TARGET_MODEL": "a", "TARGET_PRECISION": "", "MAX_ROWS": ""}
     command = export.export_command("target", empty, tmp_path)
-    assert not {"--precision", "--max-rows"} & set(command)
+    assert not {"--precision", "--max-rows", "--beside"} & set(command)
 
 
 def test_the_compose_file_sets_only_what_the_script_reads():

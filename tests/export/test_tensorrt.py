@@ -20,6 +20,7 @@ from specdec.export.exporter import Exported, export
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.tensorrt import CompileFailed, Compiler, Device, Shapes
 from specdec.export.tensorrt_graph import TensorRTPrecision
+from specdec.export.tensorrt_memory import Neighbour
 from specdec.plan import FILE, PLAN, Plan
 from support.tiny import write_tiny_llama
 
@@ -177,6 +178,23 @@ def test_what_the_card_cannot_hold_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_beside_it_counts_even_when_nothing_is_compiled(
+    model: Path, tmp_path: Path, progress: Progress
+) -> None:
+    said: list[str] = []
+    alone = Device("SM89", "toy card", 2.0)
+    assert not run(model, tmp_path / "draft", progress, compiler(device=alone)).reused
+    beside = [Neighbour.read(tmp_path / "draft")]
+    assert beside[0].needed.weights > 0
+    both = compiler(device=alone, beside=beside, announce=said.append)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match=r"beside it draft 1\.0\d: 2\.\d\d GiB together"):
+            run(model, tmp_path / "target", progress, both)
+        run(model, tmp_path / "target", progress, compiler(device=alone))
+    assert len(said) == 2
+    assert run(model, tmp_path / "target", progress, compiler(beside=beside)).reused
+
+
 @pytest.mark.parametrize(
     ("precision", "capability", "message"),
     [
@@ -279,3 +297,8 @@ def test_the_summary_of_the_command_line(model: Path, tmp_path: Path) -> None:
     summary = json.loads(result.stdout)
     assert (summary["precision"], summary["check"]) == ("fp16", None)
     assert Plan.read(tmp_path / "target/1").max_sequences == 2
+    options = ["--precision", "fp16", "--max-sequences", "2", "--memory-gib", "2"]
+    options += ["--beside", str(tmp_path / "target")]
+    result = CliRunner().invoke(app, [*command, *options])
+    assert result.exit_code != 0
+    assert "beside it target 1.0" in result.output

@@ -14,7 +14,16 @@ from specdec.export.exporter import export
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.tensorrt import Compiler, Device, Shapes
 from specdec.export.tensorrt_graph import TensorRTPrecision
-from specdec.export.tensorrt_memory import CARDS, estimate, find_card, refuse_too_large
+from specdec.export.tensorrt_memory import (
+    CARDS,
+    GIB,
+    Estimate,
+    Neighbour,
+    estimate,
+    find_card,
+    refuse_too_large,
+    together,
+)
 from specdec.export.tensorrt_options import Options, find_device, find_precision
 from support.tiny import write_tiny_llama
 
@@ -96,6 +105,19 @@ def test_what_is_too_large_says_what_to_change() -> None:
         refuse_too_large(needed, card="l4", memory_gib=15)
     smaller = estimate(LLAMA_8B, TensorRTPrecision.int4, **SIZES)
     refuse_too_large(smaller, card="l4", memory_gib=15)
+
+
+def test_two_models_on_one_card_are_added() -> None:
+    target = estimate(LLAMA_8B, TensorRTPrecision.bf16, **SIZES)
+    draft = Neighbour("draft", Estimate(2 * GIB, GIB, GIB // 2))
+    assert together(target, [draft]) == f"{target}; beside it draft 4.50: 25.35 GiB together"
+    assert together(target, []) == str(target)
+    refuse_too_large(target, card="rtx-4090", memory_gib=24)
+    refuse_too_large(target, card="rtx-5090", memory_gib=32, beside=[draft])
+    with pytest.raises(
+        UnsupportedModel, match=r"4090 .*beside it draft 4\.50: 25\.35 GiB together"
+    ):
+        refuse_too_large(target, card="rtx-4090", memory_gib=24, beside=[draft])
 
 
 def test_cards_are_of_capabilities_that_exist() -> None:

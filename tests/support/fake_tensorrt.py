@@ -42,6 +42,9 @@ class FakeCompiler:
     def provenance_of(self, directory: Path) -> None:
         """Never up to date."""
 
+    def reuse(self, directory: Path) -> None:
+        """Never."""
+
     def compile(self, directory: Path, *, weights_sha256: str, provenance: Any, progress: Any):
         graphs = directory.parent / "graphs"
         graphs.mkdir()
@@ -59,6 +62,7 @@ class FakeCompiler:
             cache_length=self.shapes.cache_length,
             weights_sha256=weights_sha256,
             num_bytes=(directory / PLAN).stat().st_size,
+            memory={"weights": 3 << 30, "cache": 1 << 30, "workspace": 0},
             provenance=provenance,
         ).write(directory)
 
