@@ -13,7 +13,7 @@ from specdec.drafters.eagle import FIRST_ODDS, MAX_DEPTH, WIDTH, EagleDrafter
 from specdec.errors import DecoderFailed
 from specdec.types import SamplingParams, Verdict
 from support.engine import Harness, make_drafter
-from support.fakes import ScriptedDecoder, features_after, hash_text, reference_text
+from support.fakes import FEATURE_SIZE, ScriptedDecoder, features_after, hash_text, reference_text
 from support.scripted_head import LIKELY, ScriptedHead, show
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -57,6 +57,14 @@ def test_each_step_feeds_what_it_brought():
         propose(drafter, view_of(text))
         (call,) = head.calls[-1]
         assert (call.start, call.token_ids) == (before - 1, emitted)
+
+
+def test_waiting_rows_keep_nothing_else_alive():
+    """A head that is not asked for long must not hold on to every step's answer."""
+    drafter = EagleDrafter(ScriptedHead())
+    frame = np.concatenate([states(PROMPT, 0, 3), np.zeros((1000, FEATURE_SIZE), np.float16)])
+    drafter.absorb(view_of(PROMPT), 0, frame[:3])
+    assert all(part.base is None for part in drafter._states[1].pending)
 
 
 def test_nothing_new_is_no_call():

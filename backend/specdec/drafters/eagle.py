@@ -89,7 +89,7 @@ class EagleDrafter(Drafter):
         state = self._states.setdefault(view.sequence_id, EagleState(start))
         assert start == state.end, (start, state.end)
         if len(features):
-            state.pending.append(features)
+            state.pending.append(features.copy())  # not all that came with them in one frame
 
     def propose(
         self, views: Seq[DraftView], limits: Seq[int], judge: Judge = undecided
