@@ -11,20 +11,21 @@ prompts        SHA-256 of the prompts, which are in their own files and not here
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from specdec.errors import InvalidArtifact
 from specdec.export.training.corpus import Answer
-from specdec.export.training.prompts import Prompts
+from specdec.export.training.prompts import Prompt, Prompts
 
 FILE = "answers.npz"
 
 
 def save(path: Path, answers: Sequence[Answer], prompts: Prompts) -> None:
     """Write all of them, compressed; an older file is replaced in one move."""
+    answers = sorted(answers, key=lambda a: a.number, reverse=True)  # prompts before answers
     written = [a.token_ids[a.num_prompt_tokens :] for a in answers]
     token_ids = np.concatenate(written)
     likeliest = np.concatenate([a.likeliest for a in answers])
@@ -60,17 +61,27 @@ def load(path: Path, prompts: Prompts) -> list[Answer]:
         raise InvalidArtifact(f"{path} holds no answers: {error!r}") from None
     if of != prompts.sha256:
         raise InvalidArtifact(f"{path} answers other prompts: pass the files it was made from")
-    answers = []
+    answers: dict[int, Answer] = {}
     for i, (number, temperature) in enumerate(rows):
-        prompt = prompts.all[number % len(prompts.all)]
-        answers.append(
-            Answer(
-                number=number,
-                token_ids=np.concatenate([np.array(prompt.token_ids, np.int64), token_ids[i]]),
-                num_prompt_tokens=len(prompt.token_ids),
-                likeliest=np.where(surprise[i] == 0, token_ids[i], surprise[i] - 1),
-                temperature=temperature,
-                source=prompt.source,
-            )
+        prompt = _prompt(number, prompts, answers)
+        answers[number] = Answer(
+            number=number,
+            token_ids=np.concatenate([np.array(prompt.token_ids, np.int64), token_ids[i]]),
+            num_prompt_tokens=len(prompt.token_ids),
+            likeliest=np.where(surprise[i] == 0, token_ids[i], surprise[i] - 1),
+            temperature=temperature,
+            source=prompt.source,
         )
-    return answers
+    return list(answers.values())
+
+
+def _prompt(number: int, prompts: Prompts, before: Mapping[int, Answer]) -> Prompt:
+    """What an answer is to; see `Job` for its number."""
+    if number >= 0:
+        return prompts.all[number % len(prompts.all)]
+    assert prompts.frame is not None
+    if number % 2:
+        return prompts.frame.openings_prompt
+    job = prompts.frame.answer_to(before[number + 1], temperature=0.0, seed=0)
+    assert job is not None
+    return job.prompt

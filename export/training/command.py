@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.errors import SpecdecError
+from specdec.errors import InvalidRequest, SpecdecError
 from specdec.export.training.kinds import Kind
 from specdec.export.training.options import Draft, Precision, Settings, Start, Writing
 from specdec.export.training.schedule import Schedule
@@ -27,12 +27,16 @@ def train(
     kind: Annotated[Kind, typer.Argument(help="What to train.")] = Kind.eagle,
     *,
     prompts: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
             "--prompts",
             help='JSON lines, {"prompt": text} or {"messages": [...]}, and a "source"; repeatable.',
+            show_default=False,
         ),
-    ],
+    ] = None,
+    self_prompts: Annotated[
+        int, typer.Option(min=0, help="Prompts that the target writes itself: needs no files.")
+    ] = 0,
     model: Annotated[
         str, typer.Option(help="The target: a Hugging Face directory, a .gguf file, or smollm2.")
     ] = "smollm2",
@@ -89,7 +93,16 @@ def train(
     Answers, training, evaluation and a plot; Ctrl-C saves, the same command goes on.
     """
     threads = threads or len(os.sched_getaffinity(0))
-    writing = Writing(rounds, temperature, max_prompt_tokens, max_new_tokens, batch, seed, threads)
+    writing = Writing(
+        rounds=rounds,
+        temperature=temperature,
+        num_self_prompts=self_prompts,
+        max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        seed=seed,
+        threads=threads,
+    )
     draft = Draft(kind, layer, blocks, vocabulary, start, start_from)
     schedule = Schedule(
         num_steps=steps,
@@ -99,9 +112,11 @@ def train(
     )
     output = output or Path("trained") / kind.value
     try:
+        if not (prompts or self_prompts):
+            raise InvalidRequest("no prompts: pass --prompts FILE, --self-prompts N, or both")
         settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
         with _progress() as progress:
-            pipeline = _pipeline(progress, model, target, prompts, output, max_prompt_tokens)
+            pipeline = _pipeline(progress, model, target, prompts or [], output, max_prompt_tokens)
             _write(progress, pipeline, writing, answers)
             trainer = pipeline.trainer(draft, schedule, settings)
             _train(progress, trainer)
@@ -142,9 +157,10 @@ def _write(progress: Progress, pipeline: Pipeline, writing: Writing, answers: Pa
     if answers is not None:
         with _counted(progress, "read the answers again", None) as count:
             pipeline.recall(answers, writing, count)
-    if left := len(pipeline.jobs_left(writing)):
-        with _counted(progress, "write answers", left) as count:
-            pipeline.write(writing, count)
+    while left := pipeline.jobs_left(writing):  # its own prompts first, then all answers
+        name = "write prompts" if left[0].is_opening else "write answers"
+        with _counted(progress, name, len(left)) as count:
+            pipeline.write(left, writing, count)
 
 
 def _train(progress: Progress, trainer: Trainer) -> None:

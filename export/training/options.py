@@ -30,6 +30,7 @@ class Writing:
 
     rounds: int = 2
     temperature: float = 0.8  # from the second round on
+    num_self_prompts: int = 0  # that the target writes itself
     max_prompt_tokens: int = 256
     max_new_tokens: int = 192
     batch: int = 32

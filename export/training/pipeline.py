@@ -43,19 +43,26 @@ class Pipeline:
         self._artifact = Artifact.read(target_dir)
 
     def jobs_left(self, writing: Writing) -> list[Job]:
-        """Answers that are not in the corpus yet."""
-        done = {text.number for text in self._written()}
-        jobs = self._prompts.jobs(
-            rounds=writing.rounds, temperature=writing.temperature, seed=writing.seed
-        )
+        """What is to be written next: prompts of the target's own, then all answers."""
+        done = {text.number: text for text in self._written()}
+        openings = self._prompts.openings(writing.num_self_prompts, seed=writing.seed)
+        left = [job for job in openings if job.number not in done]
+        if left:
+            return left
+        frame, temperature = self._prompts.frame, writing.temperature
+        jobs = self._prompts.jobs(rounds=writing.rounds, temperature=temperature, seed=writing.seed)
+        for job in openings:
+            assert frame is not None
+            answer = frame.answer_to(done[job.number], temperature=temperature, seed=writing.seed)
+            if answer is not None and len(answer.prompt.token_ids) <= writing.max_prompt_tokens:
+                jobs.append(answer)
         return [job for job in jobs if job.number not in done]
 
-    def write(self, writing: Writing, on_text: Callable[[Text], None]) -> None:
-        """Let the target answer; what has ended is kept whatever interrupts."""
-        decoder = self._decoder(writing)
+    def write(self, jobs: list[Job], writing: Writing, on_text: Callable[[Text], None]) -> None:
+        """Let the target write; what has ended is kept whatever interrupts."""
         texts = write_answers(
-            decoder,
-            self.jobs_left(writing),
+            self._decoder(writing),
+            jobs,
             end_ids=self._artifact.end_ids,
             max_new_tokens=writing.max_new_tokens,
         )

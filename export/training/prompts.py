@@ -1,4 +1,9 @@
-"""Prompts from files, as the target reads them, and the answers it is to write to each."""
+"""Prompts as the target reads them, and the answers it is to write to each.
+
+They come from files, or from the target itself: behind the chat template's opening of a user's turn
+an instruction-tuned model writes what a user would ask (Magpie, arXiv 2406.08464). Such a prompt is
+an answer like any other, to the opening, and is trained on too.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.errors import InvalidRequest
+from specdec.export.training.corpus import Answer
 
 
 class Prompt(NamedTuple):
@@ -21,20 +27,84 @@ class Prompt(NamedTuple):
     source: str  # what its acceptance is reported under
 
 
-class Job(NamedTuple):
-    """One answer to be written."""
+SELF = "self"  # source of what the target asked itself
+_OPENING_TEMPERATURE = 1.0
+_MARK = "\u2603"  # stands for the user's words in a template
 
-    number: int  # round * prompts + index of the prompt: the same in every run
+
+class Job(NamedTuple):
+    """One answer to be written.
+
+    Its number is the same in every run: round * prompts + index of the prompt; for the target's
+    own prompt k, -2k - 1 for writing it and -2k - 2 for answering it.
+    """
+
+    number: int
     prompt: Prompt
     temperature: float
     seed: int
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether its answer is a prompt."""
+        return self.number < 0 and self.number % 2 == 1
+
+
+class Frame(NamedTuple):
+    """What the chat template puts around a user's words."""
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]  # up to where the answer begins
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Frame | None:
+        """None where there is no template."""
+        if not getattr(tokenizer, "chat_template", None):
+            return None
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False
+        )
+        parts = text.split(_MARK)
+        opening, closing = (tokenizer(p, add_special_tokens=False)["input_ids"] for p in parts)
+        return cls(tuple(opening), tuple(closing))
+
+    @property
+    def openings_prompt(self) -> Prompt:
+        """What a prompt of the target's own is an answer to."""
+        return Prompt(self.opening, SELF)
+
+    def openings(self, count: int, seed: int) -> list[Job]:
+        """Jobs whose answers are prompts."""
+        return [
+            Job(
+                -2 * k - 1,
+                self.openings_prompt,
+                _OPENING_TEMPERATURE,
+                zlib.crc32(b"opening %d" % k, seed),
+            )
+            for k in range(count)
+        ]
+
+    def answer_to(self, text: Answer, *, temperature: float, seed: int) -> Job | None:
+        """The job that answers a prompt of the target's own: every other one greedily.
+
+        None where it was cut off before its end.
+        """
+        words = text.token_ids[len(self.opening) :].tolist()
+        if words[-1] != self.closing[0]:
+            return None
+        prompt = Prompt((*self.opening, *words[:-1], *self.closing), SELF)
+        number = text.number - 1
+        is_greedy = number % 4 == 0
+        seed = zlib.crc32(b"answer %d" % -number, seed)
+        return Job(number, prompt, 0.0 if is_greedy else temperature, seed)
+
 
 class Prompts:
-    """Every prompt of some files, in order."""
+    """Every prompt of some files, in order, and what frames those the target writes itself."""
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self.all = list(prompts)
+    def __init__(self, prompts: Sequence[Prompt], frame: Frame | None = None) -> None:
+        self.all, self.frame = list(prompts), frame
 
     @classmethod
     def read(cls, paths: Sequence[Path], tokenizer: Any, *, max_tokens: int) -> Prompts:
@@ -56,19 +126,25 @@ class Prompts:
                 if line.strip():
                     prompts.append(_prompt(line, tokenizer, where=f"{path}:{number}"))
         kept = [p for p in prompts if len(p.token_ids) <= max_tokens]
-        if not kept:
+        if paths and not kept:
             raise InvalidRequest(
                 f"no prompt of at most {max_tokens} tokens among the {len(prompts)} read"
             )
-        return cls(kept)
+        return cls(kept, Frame.of(tokenizer))
 
     @property
     def sha256(self) -> str:
         """Of every prompt's tokens: answers without prompts fit only these."""
         digest = hashlib.sha256()
-        for prompt in self.all:
-            digest.update(np.array([len(prompt.token_ids), *prompt.token_ids], "<i8").tobytes())
+        for token_ids in (*(prompt.token_ids for prompt in self.all), *(self.frame or ())):
+            digest.update(np.array([len(token_ids), *token_ids], "<i8").tobytes())
         return digest.hexdigest()
+
+    def openings(self, count: int, *, seed: int) -> list[Job]:
+        """Jobs whose answers are prompts. Raises `InvalidRequest`: there is no chat template."""
+        if count and self.frame is None:
+            raise InvalidRequest("--self-prompts needs a target with a chat template")
+        return self.frame.openings(count, seed) if self.frame else []
 
     def jobs(self, *, rounds: int, temperature: float, seed: int) -> list[Job]:
         """Round 0 is greedy, later ones are sampled; each is shuffled in its own way."""

@@ -46,7 +46,7 @@ def pipeline(tiny: Path, source: HuggingFaceSource, prompts_file: Path, tmp_path
 
 
 def written(pipeline: Pipeline, tmp_path: Path) -> Corpus:
-    pipeline.write(WRITING, lambda text: None)
+    pipeline.write(pipeline.jobs_left(WRITING), WRITING, lambda text: None)
     return Corpus.read(tmp_path / "out" / "corpus")
 
 
@@ -75,7 +75,7 @@ def test_writing_goes_on_where_it_stopped(pipeline: Pipeline, tmp_path: Path) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pipeline.write(WRITING, stop)
+        pipeline.write(pipeline.jobs_left(WRITING), WRITING, stop)
     assert len(pipeline.jobs_left(WRITING)) == whole - 1  # what had ended is kept
     corpus = written(pipeline, tmp_path)
     assert sorted(text.number for text in corpus.texts) == list(range(whole))
@@ -90,19 +90,46 @@ def test_answers_travel_without_prompts_and_features(
     path = tmp_path / answers.FILE
     answers.save(path, corpus.texts, prompts)
     again = answers.load(path, prompts)
-    for before, after in zip(corpus.texts, again, strict=True):
+    ordered = sorted(corpus.texts, key=lambda text: -text.number)
+    for before, after in zip(ordered, again, strict=True):
         assert np.array_equal(before.token_ids, after.token_ids)
         assert np.array_equal(before.likeliest, after.likeliest)
         assert (before.source, before.temperature) == (after.source, after.temperature)
     elsewhere = Pipeline(source, pipeline._target_dir, prompts, tmp_path / "elsewhere")
     elsewhere.recall(path, WRITING, lambda text: None)
     recalled = Corpus.read(tmp_path / "elsewhere" / "corpus")
-    for before, after in zip(corpus.texts, recalled.texts, strict=True):
+    for before, after in zip(ordered, recalled.texts, strict=True):
         assert np.allclose(before.features, after.features, rtol=2e-3, atol=2e-3)
     assert not elsewhere.jobs_left(WRITING)
     fewer = Prompts(prompts.all[1:])
     with pytest.raises(InvalidArtifact, match="answers other prompts"):
         answers.load(path, fewer)
+
+
+def test_prompts_of_the_targets_own(
+    pipeline: Pipeline, source: HuggingFaceSource, tmp_path: Path
+) -> None:
+    """Written behind the template's opening, then answered behind its closing, with no file."""
+    prompts = Prompts.read([], source.tokenizer, max_tokens=64)
+    writing = Writing(num_self_prompts=8, max_new_tokens=80, batch=4, threads=1)
+    alone = Pipeline(source, pipeline._target_dir, prompts, tmp_path / "alone")
+    openings = alone.jobs_left(writing)
+    assert [job.number for job in openings[:3]] == [-1, -3, -5]
+    alone.write(openings, writing, lambda text: None)
+    answers_left = alone.jobs_left(writing)
+    ended = {t.number for t in Corpus.read(tmp_path / "alone" / "corpus").texts if 2 in t.token_ids}
+    assert ended
+    assert {job.number for job in answers_left} == {number - 1 for number in ended}
+    alone.write(answers_left, writing, lambda text: None)
+    corpus = Corpus.read(tmp_path / "alone" / "corpus")
+    by_number = {text.number: text for text in corpus.texts}
+    for number in ended:
+        asked = source.tokenizer.decode(by_number[number].token_ids)
+        prompt = by_number[number - 1].token_ids[: by_number[number - 1].num_prompt_tokens]
+        assert source.tokenizer.decode(prompt) == asked + "\n<|im_start|>assistant\n"
+    answers.save(tmp_path / answers.FILE, corpus.texts, prompts)
+    again = {a.number: a for a in answers.load(tmp_path / answers.FILE, prompts)}
+    assert all(np.array_equal(again[n].token_ids, t.token_ids) for n, t in by_number.items())
 
 
 def test_a_prompt_is_on_one_side_of_the_split(pipeline: Pipeline, tmp_path: Path) -> None:
