@@ -70,8 +70,8 @@ def test_a_head_of_another_target_is_refused(parts, tmp_path, progress):
 def test_what_is_no_head_is_refused(parts, tmp_path, progress, broken: str):
     trained = tmp_path / "trained"
     if broken != "no folder":
-        head, _ = random_head(parts[0].parent / "model", reads_token=broken != "another kind")
-        write_head(trained, head)
+        kind = {"reads_token": False, "feature_layers": (2,)} if broken == "another kind" else {}
+        write_head(trained, random_head(parts[0].parent / "model", **kind)[0])
     if broken == "no weights":
         (trained / "model.safetensors").unlink()
     if broken == "not JSON":

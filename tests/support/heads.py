@@ -32,8 +32,8 @@ def random_head(model: Path, *, seed: int = 0, **config: Any) -> tuple[Any, Any]
                 parameter.mul_(parameter.shape[1] ** -0.5)
             else:
                 parameter.mul_(0.1).add_(1.0)
-        scale = head.feature_scale
-        scale.copy_(1 + 0.1 * torch.randn(scale.shape, generator=generator))
+        for scale in head.buffers():  # of features, where it reads any beside a token
+            scale.copy_(1 + 0.1 * torch.randn(scale.shape, generator=generator))
     return head, target
 
 
