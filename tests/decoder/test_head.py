@@ -278,3 +278,33 @@ def test_describe_measures_what_a_pass_costs(head_dir: Path):
     info = make(head_dir).describe()
     assert info.feature_size == SIZE
     assert {(1, 1), (4, 4)} <= {(cost.num_sequences, cost.num_rows) for cost in info.costs}
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_a_pass_that_fails_leaves_what_is_certain(head_dir: Path, failing: int):
+    tree = {"max_tokens": 8, "max_depth": 4, "width": 2}
+    decoder = opened(head_dir)
+    draft(decoder, call(num_rows=4))
+    evaluate, passes = decoder._runtime.evaluate, itertools.count()
+
+    def failed(batch):
+        if next(passes) == failing:
+            raise DecoderFailed("a pass was told to fail")
+        return evaluate(batch)
+
+    decoder._runtime.evaluate = failed  # type: ignore[method-assign]
+    with pytest.raises(DecoderFailed, match="told to fail"):
+        decoder.draft([call(start=4, num_rows=6, **tree)])
+    assert decoder._sequences[1].slot.length == (4 if failing == 0 else 6)
+    decoder._runtime.evaluate = evaluate  # type: ignore[method-assign]
+    (found,) = draft(decoder, call(start=4, num_rows=6, **tree))
+    (wanted,) = draft(opened(head_dir), call(num_rows=6, **tree))
+    assert found.token_ids == wanted.token_ids
+
+
+def test_states_that_are_not_finite_are_refused(head_dir: Path):
+    decoder = opened(head_dir)
+    broken = call()._replace(features=np.full((5, SIZE), np.nan, np.float16))
+    with pytest.raises(DecoderFailed, match="not finite"):
+        decoder.draft([broken])
+    draft(decoder, call())
