@@ -145,6 +145,8 @@ def summary(stats: Stats) -> str:
     if stats.num_draft_tokens:
         share = f"{stats.num_accepted_tokens}/{stats.num_draft_tokens}"
         parts.append(f"accepted {share} drafted ({stats.acceptance_rate:.0%})")
+        if stats.measured_gain:
+            parts.append(f"{stats.measured_gain:.2f}x of plain decoding")
     else:
         parts.append("nothing drafted")
     return " · ".join(parts)

@@ -83,6 +83,7 @@ _ALWAYS = (
     "return_num_input_tokens",
     "return_perf_metrics",
 )
+_DECISIONS = ("draft_reasons", "predicted_gain", "measured_gain")  # of the last response only
 # What is read of a response. Anything else is left out on the server's side: every tensor of every
 # token costs both sides some 15 us, while the target computes on the same processors.
 _OUTPUTS = (
@@ -94,6 +95,7 @@ _OUTPUTS = (
     "num_input_tokens",
     "total_draft_tokens",
     "total_accepted_draft_tokens",
+    *_DECISIONS,
 )
 _LOGPROBS = "output_log_probs"
 _FORMATS = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}  # of `struct`
@@ -173,6 +175,7 @@ class ResponseReader:
         self._num_output = 0
         self._num_passes = 0
         self._latest: dict[str, int] = {}  # counts that are totals, not deltas
+        self._decisions: dict[str, Any] = {}
         self._finish_reason: str | None = None
         self.started = False  # something arrived
         self.is_complete = False  # the final flag arrived
@@ -214,6 +217,9 @@ class ResponseReader:
         for name in ("num_input_tokens", "total_draft_tokens", "total_accepted_draft_tokens"):
             for value in _values(result, name):
                 self._latest[name] = int(value)
+        for name in _DECISIONS:
+            for value in _values(result, name):
+                self._decisions[name] = value
         reason = b"".join(_values(result, "finish_reason")).decode() or None
         self._finish_reason = self._finish_reason or reason
         stats = self._stats(now) if reason else None
@@ -227,6 +233,9 @@ class ResponseReader:
             num_draft_tokens=self._latest.get("total_draft_tokens", 0),
             num_accepted_tokens=self._latest.get("total_accepted_draft_tokens", 0),
             num_target_passes=self._num_passes,
+            draft_reasons=json.loads(self._decisions.get("draft_reasons", b"{}")),
+            predicted_gain=self._decisions.get("predicted_gain", 0.0),
+            measured_gain=self._decisions.get("measured_gain", 0.0),
             ttft_seconds=(self._first_at or now) - self._sent_at,
             total_seconds=now - self._sent_at,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,11 @@ class Stats:
     num_target_passes: int  # passes of the target that gave output tokens
     ttft_seconds: float  # from sending the request to the first token
     total_seconds: float  # from sending the request to the last token
+    # The server's decisions: why it drafted no more, by steps (cap, none, acceptance, cost, load);
+    # tokens per second while decoding against K = 0, by its own reckoning; 0: not told.
+    draft_reasons: dict[str, int] = field(default_factory=dict)
+    predicted_gain: float = 0.0
+    measured_gain: float = 0.0
 
     @property
     def acceptance_rate(self) -> float:

@@ -53,6 +53,23 @@ class Request:
 
 
 @dataclass(slots=True)
+class Speedup:
+    """The time that the same tokens take at K = 0, and the time they took."""
+
+    plain_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """Their ratio; 0 where nothing is known."""
+        return self.plain_seconds / self.seconds if self.seconds else 0.0
+
+    def add(self, other: Speedup) -> None:
+        self.plain_seconds += other.plain_seconds
+        self.seconds += other.seconds
+
+
+@dataclass(slots=True)
 class SpeculationStats:
     """Counts of one sequence, or of the server; rates are derived, never stored.
 
@@ -66,6 +83,18 @@ class SpeculationStats:
     num_accepted_tokens: int = 0  # committed ones only: nothing after a stop counts
     num_output_tokens: int = 0
     num_draft_errors: int = 0
+    # Of the decode-only steps before the last one:
+    reasons: dict[str, int] = field(default_factory=dict)  # why no more was drafted, by steps
+    predicted: Speedup = field(default_factory=Speedup)  # what the controller expected
+    measured: Speedup = field(default_factory=Speedup)
+
+    def decided(self, reason: str | None, predicted: Speedup | None, measured: Speedup) -> None:
+        """Count one step."""
+        if reason:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        if predicted:
+            self.predicted.add(predicted)
+        self.measured.add(measured)
 
     @property
     def acceptance_rate(self) -> float:

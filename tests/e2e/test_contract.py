@@ -168,6 +168,10 @@ def test_perf_metrics_come_with_the_last_response(served):
         "acceptance_rate",
         "total_accepted_draft_tokens",
         "total_draft_tokens",
+        "num_target_passes",
+        "draft_reasons",
+        "predicted_gain",
+        "measured_gain",
     }
     times = [
         "arrival_time_ns",
@@ -182,6 +186,10 @@ def test_perf_metrics_come_with_the_last_response(served):
     assert 0 < accepted <= drafted
     assert answer.rows("acceptance_rate")[0][0] == pytest.approx(accepted / drafted)
     assert accepted == sum(int(row.sum()) for row in answer.rows("from_draft"))
+    # One reason for each step but the prompt's and the last.
+    reasons = json.loads(answer.rows("draft_reasons")[0])
+    assert 0 < sum(reasons.values()) <= answer.count("num_target_passes") - 1
+    assert min(answer.rows(f"{kind}_gain")[0][0] for kind in ("predicted", "measured")) > 0
     new, reused, total = (
         answer.count(f"kv_cache_{what}_blocks") for what in ("alloc_new", "reused", "alloc_total")
     )

@@ -339,7 +339,10 @@ def test_draft_tokens_are_counted_as_the_target_saw_them(monkeypatch):
     """Lengths vary by step and by request, proposals are cut, and texts end early: nothing is
     taken from the cap or from what was offered."""
 
-    def cut(_, candidates, proposals, **__):
+    trim = Controller.trim
+
+    def cut(control, candidates, proposals, **options):
+        trim(control, candidates, proposals, **options)
         pairs = zip(candidates, proposals, strict=True)
         return [p.first(2 + c.sequence_id % 3) for c, p in pairs]
 

@@ -1,5 +1,6 @@
 """Responses: deltas that add up, one body for all, shapes clients index, numbers JSON has."""
 
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.speculation.contract import NUMPY_TYPES, OUTPUTS
 from specdec.speculation.responses import Responder
-from specdec.types import Chunk, SpeculationStats
+from specdec.types import Chunk, SpeculationStats, Speedup
 from support.requests import column, parse_inputs
 
 EVERYTHING = {
@@ -132,6 +133,19 @@ def test_performance_comes_with_the_last_chunk_only():
     assert last["kv_cache_reused_blocks"].item() == 1
     assert last["kv_cache_alloc_new_blocks"].item() == 5
     assert last["num_input_tokens"].item() == 3
+
+
+def test_what_was_decided_is_told_with_the_last_chunk():
+    stats = SpeculationStats(num_steps=5)
+    for reason, tokens in (("cap", 3.0), ("load", 1.0), ("cap", 2.0), (None, 1.0)):
+        stats.decided(reason, Speedup(2.0 * tokens, 2.5), Speedup(2.0 * tokens, 2.0))
+    stats.decided("cost", None, Speedup(2.0, 2.0))  # beside a prompt nothing is predicted
+    stream = responder(stream=True, return_perf_metrics=True)
+    last = stream.add(0, Progress(stats), chunk("x", [5], "stop"))
+    assert json.loads(last["draft_reasons"].item()) == {"cap": 2, "load": 1, "cost": 1}
+    assert last["predicted_gain"].item() == pytest.approx(14 / 10)
+    assert last["measured_gain"].item() == pytest.approx(16 / 10)
+    assert last["num_target_passes"].item() == 5
 
 
 def test_each_prompt_of_a_body_has_its_own_figures():

@@ -131,6 +131,11 @@ OUTPUTS: tuple[Field, ...] = (
     Field("acceptance_rate", "FP32", _ONE),
     Field("total_accepted_draft_tokens", "INT32", _ONE),
     Field("total_draft_tokens", "INT32", _ONE),
+    # Ours: what was decided for the request, and what it was worth.
+    Field("num_target_passes", "INT32", _ONE),
+    Field("draft_reasons", "STRING", _ANY),
+    Field("predicted_gain", "FP32", _ONE),
+    Field("measured_gain", "FP32", _ONE),
 )
 
 

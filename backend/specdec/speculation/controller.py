@@ -25,7 +25,7 @@ from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Pace, Reason, reason_for
 from specdec.speculation.planner import Candidate, Planner, Step, planners
 from specdec.speculation.prices import Prices
-from specdec.types import Proposal
+from specdec.types import Proposal, Speedup
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
 MARGIN = 0.7
@@ -55,6 +55,10 @@ class Controller:
         self.outlooks = {name: Outlook((first_odds or {}).get(name)) for name in drafter_names}
         self.reasons: Counter[Reason] = Counter()  # since the last `take`
         self.expected_tokens = 0.0  # promised by the proposals let through, since the last `take`
+        # Of the last `trim`: why no more of each sequence, and what each is to gain (not known
+        # beside prompts).
+        self.last_reasons: list[Reason | None] = []
+        self.last_speedup: Speedup | None = None
         self._planners = planners(drafts, self.outlooks, first_odds or {})
         self._paces: dict[int, Pace] = {}  # by bucket
         self._clock = clock
@@ -183,13 +187,14 @@ class Controller:
             for each in zip(candidates, proposals, choice.kept, choice.odds, strict=True)
         ]
         self.reasons.update(reason for reason in reasons if reason)
+        self.last_reasons, self.last_speedup = reasons, None
         self._asked = 0.0
         if self._is_look or draft_seconds:
             self._asked = max(0.0, self._clock() - self._began - draft_seconds)
         self.expected_tokens += num_sure + choice.tokens
         if not other_rows:
             seconds = choice.seconds + draft_seconds + self._asked
-            self.prices.expect(size, num_sure + choice.tokens, seconds)
+            self.last_speedup = self.prices.expect(size, num_sure + choice.tokens, seconds)
             if self._is_look:
                 self._looked(size, choice.worth, reasons)
         return [

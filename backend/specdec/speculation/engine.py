@@ -20,7 +20,7 @@ from specdec.speculation.scheduler import Scheduler
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.state import State, read
 from specdec.speculation.verifier import Outcome, Work, verify
-from specdec.types import Decoder, Proposal
+from specdec.types import Decoder, Proposal, Speedup
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Engine:
         for work, outcome in zip(batch, outcomes, strict=True):
             self._commit(work, outcome)
         times = StepTimes(time.perf_counter() - started, draft_seconds, verify_seconds)
-        self._account(drafts, times, is_pure=not chunks)
+        self._account(drafts, outcomes, times, is_pure=not chunks)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -235,10 +235,17 @@ class Engine:
             sequence.drafter.observe(sequence.view, verdict)
         sequence.sink.chunk(sequence, chunk)
 
-    def _account(self, drafts: Seq[Work], times: StepTimes, *, is_pure: bool) -> None:
-        """Tell the controller and the metrics what the step took."""
+    def _account(
+        self, drafts: Seq[Work], outcomes: Seq[Outcome], times: StepTimes, *, is_pure: bool
+    ) -> None:
+        """Tell the controller, the metrics and the requests what the step took."""
         control = self._controller
         if drafts and is_pure:
+            plain = control.plain_seconds(len(drafts))
+            for work, outcome, reason in zip(drafts, outcomes, control.last_reasons, strict=True):
+                if outcome.verdict and work.sequence.text.finish_reason is None:
+                    measured = Speedup(plain * len(outcome.verdict.output_ids), times.total)
+                    work.sequence.stats.decided(reason, control.last_speedup, measured)
             control.observe_pass(
                 [1 + len(work.proposal.token_ids) for work in drafts],
                 verify_seconds=times.verify,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from specdec.speculation.costs import CostModel, Floats, MovingMean, bucket, nearest
 from specdec.speculation.planner import Step
+from specdec.types import Speedup
 
 DOUBT = 1.0  # standard deviations by which costs may be other than they seem
 
@@ -88,9 +89,11 @@ class Prices:
             mean = self.asking.setdefault(bucket(num_sequences), MovingMean())
             mean.observe(asking / num_sequences)
 
-    def expect(self, num_sequences: int, tokens: float, seconds: float) -> None:
+    def expect(self, num_sequences: int, tokens: float, seconds: float) -> Speedup:
         """A decode-only step is to bring so many tokens in so many seconds of models and
-        drafters."""
+        drafters; returns what one sequence is to gain by it."""
         plain = self.plain_seconds(num_sequences)
+        each = Speedup(tokens / num_sequences * plain, seconds + self.overhead(num_sequences))
         gain = self.gains.setdefault(bucket(num_sequences), Gain())
-        gain.observe(tokens / num_sequences, (seconds + self.overhead(num_sequences)) / plain)
+        gain.observe(each.plain_seconds / plain, each.seconds / plain)
+        return each

@@ -10,6 +10,7 @@ Knows nothing of Triton.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,12 @@ class Responder:
             "kv_cache_alloc_new_blocks": [a - b for a, b in zip(totals, reused, strict=True)],
             "total_draft_tokens": [s.num_draft_tokens for s in stats],
             "total_accepted_draft_tokens": [s.num_accepted_tokens for s in stats],
+            "num_target_passes": [s.num_steps for s in stats],
+        }
+        rates = {
+            "acceptance_rate": [s.acceptance_rate for s in stats],
+            "predicted_gain": [s.predicted.value for s in stats],
+            "measured_gain": [s.measured.value for s in stats],
         }
         times = {
             "arrival_time_ns": [progress.arrival_ns for progress in ended],
@@ -142,7 +149,8 @@ class Responder:
             "last_token_time_ns": [progress.last_token_ns for progress in ended],
         }
         return {
-            "acceptance_rate": _column([s.acceptance_rate for s in stats], np.float32),
+            "draft_reasons": _strings([json.dumps(s.reasons) for s in stats]),
+            **{name: _column(values, np.float32) for name, values in rates.items()},
             **{name: _column(values, np.int32) for name, values in counts.items()},
             **{name: _column(values, np.int64) for name, values in times.items()},
         }
