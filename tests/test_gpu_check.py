@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from specdec.decoder import device_sampling
+from specdec.decoder.device_sampling import likeliest
 from specdec.decoder.runtimes import tensorrt
 from specdec.export.sources import HuggingFaceSource
-from support import gpu_check
+from support import gpu_check, gpu_checks
 from support.fake_tensorrt import FakeCompiler, FakeCuda, FakeTensorRT
 from support.tiny import write_tiny_llama
 
@@ -50,7 +52,11 @@ def test_a_right_plan_passes(row, cuda):
     assert found.divergence < 1e-9
     assert (found.exactness, found.same_text, found.same_replay) == ("bitwise", True, True)
     assert cuda.num_replays > 20
-    console = Console(width=200, record=True)
+    assert found.tree.same_trunk
+    assert found.tree.divergence < 1e-9
+    assert (found.same_candidates, found.num_wrong_draws) == (True, 0)
+    assert found.feature_error < 1e-5
+    console = Console(width=240, record=True)
     console.print(gpu_check.table([found]))
     assert "bitwise" in console.export_text()
 
@@ -72,6 +78,41 @@ def test_a_graph_that_replays_something_else_is_seen(row, cuda, monkeypatch):
     monkeypatch.setattr(tensorrt.TensorRTRuntime, "__init__", note)
     monkeypatch.setattr(cuda, "capture", wrong)
     assert "a CUDA graph gives other bits" in row().failures
+
+
+def test_what_is_wrong_beside_texts_is_seen(row, monkeypatch):
+    features = tensorrt.TensorRTRuntime.forward_with_features
+    keys = device_sampling._keys
+    for owner, name, wrong in (
+        (gpu_checks, "path", lambda parents, index: [index]),  # every token follows the root
+        (gpu_checks, "trunk", lambda parents: [0, 1, 5]),
+        (device_sampling, "_keys", lambda *a: keys(*a) + len(a[2])),  # looks at its neighbours
+        (device_sampling, "likeliest", lambda *a: [ids[::-1] for ids in likeliest(*a)]),
+        (
+            tensorrt.TensorRTRuntime,
+            "forward_with_features",
+            lambda *a: (features(*a)[0], np.roll(features(*a)[1], 1, axis=0)),
+        ),
+    ):
+        monkeypatch.setattr(owner, name, wrong)
+    found = [message.split(" KL")[0] for message in row().failures]
+    assert found[:4] == [
+        "text depends on drafts or batch",
+        "a trunk is not a chain",
+        "a branch is far from its path:",
+        "candidates are not the host's",
+    ]
+    assert found[4].endswith(" draws are not the host's")
+    assert found[5].startswith("features are ")
+
+
+def test_draws_from_a_large_vocabulary(cuda, monkeypatch):
+    assert gpu_checks.check_large_draws(cuda, num_rows=3) == 0
+    monkeypatch.setattr(device_sampling, "_shifted", lambda words, count: words >> count)
+    assert gpu_checks.check_large_draws(cuda, num_rows=1) > 0
+    console = Console(width=240, record=True)
+    console.print(gpu_checks.draw_table(dict.fromkeys(gpu_checks.SAMPLINGS, 0.125), 0))
+    assert "all the host's" in console.export_text()
 
 
 def test_wrong_logits_are_seen(row, monkeypatch):

@@ -7,10 +7,12 @@ import pytest
 
 from specdec import noise
 from specdec.decoder import device_sampling
+from specdec.decoder.cuda import DeviceLogits
 from specdec.decoder.runtimes import Place
 from specdec.errors import DecoderFailed
 from specdec.sampling import leaves_logits, likeliest, sample
 from specdec.types import SamplingParams
+from support.fake_tensorrt import FakeCuda, FakeTensorRT
 
 torch = pytest.importorskip("torch")
 
@@ -155,6 +157,18 @@ def test_logits_that_are_not_finite_are_an_error(wrong, sampling):
     rows[1] = wrong
     with pytest.raises(DecoderFailed, match="not finite"):
         on_device(rows, [Place(1, sampling, 0)], 10)
+
+
+def test_a_fault_of_the_card_is_one_of_the_decoder(monkeypatch):
+    cuda = FakeCuda(FakeTensorRT())
+    logits = DeviceLogits(cuda, torch.zeros(2, 10))
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "isfinite", fail)
+    with pytest.raises(DecoderFailed, match="behind the forward pass: CUDA out of memory"):
+        logits.draw([Place(1, SAMPLINGS[2], 0)], 10)
 
 
 @pytest.mark.parametrize(

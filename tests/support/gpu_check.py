@@ -6,8 +6,12 @@ present card, then check
     logits     against ONNX Runtime in float32, through the same passes
     text       the same for every draft length, chunking and batch mate
     replay     CUDA graphs give the bits of the passes they recorded
+    tree       its trunk is a chain to the bit, its branches are near to chains along their paths
+    draws      of every kind of sampling the host sampler's, and the candidates the host's
+    features   near to ONNX Runtime's
 
-and time a step. Prints one table; ends with 1 if a check failed.
+and time a step, and draws from a large vocabulary. Prints two tables; ends with 1 if a check
+failed.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import numpy as np
 from specdec.artifact import Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder.batch import Share, build
+from specdec.decoder.cuda import Cuda
 from specdec.decoder.decoder import CachedDecoder, load_decoder
 from specdec.decoder.runtimes import Place
 from specdec.export.check import compare
@@ -34,6 +39,7 @@ from specdec.export.tensorrt import Compiler, Device, Shapes, present_device
 from specdec.export.tensorrt_graph import TensorRTPrecision
 from specdec.plan import MODULES, import_tensorrt
 from specdec.types import SamplingParams
+from support import gpu_checks
 from support.decoding import drafts_from, generate, run_together, steps
 from support.tiny import write_tiny_llama
 
@@ -43,7 +49,13 @@ DRAFT_LENGTHS = (1, 2, 4, 8)
 # KL(float32 || plan) of the next-token distribution, nats, over all rows of PROMPTS. Broken graphs
 # have more than 1; what rounding costs at a precision is of this order on small models.
 MAX_DIVERGENCE = {"bf16": 0.05, "fp16": 0.01, "int8": 0.1, "fp8": 0.3, "int4": 0.8}
+# Relative error of a row of features. Rows of other tokens are about 1.4 apart.
+MAX_FEATURE_ERROR = {"bf16": 0.1, "fp16": 0.05, "int8": 0.15, "fp8": 0.4, "int4": 0.8}
 STEPS = ((1, 1), (1, 5), (4, 5), (16, 1), (16, 5))  # (sequences, rows each)
+
+
+COLUMNS = ("model", "runtime", "precision", "KL", "argmax", "exactness", "text", "replay")
+COLUMNS += ("trunk", "branch KL", "candidates", "draws", "features")
 
 
 class Row(NamedTuple):
@@ -57,6 +69,10 @@ class Row(NamedTuple):
     exactness: str
     same_text: bool
     same_replay: bool
+    tree: gpu_checks.TreeFinding
+    same_candidates: bool
+    num_wrong_draws: int
+    feature_error: float
     milliseconds: dict[tuple[int, int], float]
 
     @property
@@ -69,6 +85,16 @@ class Row(NamedTuple):
             found.append("text depends on drafts or batch")
         if not self.same_replay:
             found.append("a CUDA graph gives other bits")
+        if self.exactness == "bitwise" and not self.tree.same_trunk:
+            found.append("a trunk is not a chain")
+        if not self.tree.divergence <= MAX_DIVERGENCE[self.precision]:
+            found.append(f"a branch is far from its path: KL {self.tree.divergence:.3g}")
+        if not self.same_candidates:
+            found.append("candidates are not the host's")
+        if self.num_wrong_draws:
+            found.append(f"{self.num_wrong_draws} draws are not the host's")
+        if not self.feature_error <= MAX_FEATURE_ERROR[self.precision]:
+            found.append(f"features are {self.feature_error:.3g} off")
         return found
 
 
@@ -172,6 +198,10 @@ def check(name: str, source: Source, compiler: Any, folder: Path, progress: Any)
         exactness=f"{decoder.describe().exactness}",
         same_text=same_text(decoder, texts[0]),
         same_replay=same_replay(decoder),
+        tree=gpu_checks.check_tree(decoder, texts[0]),
+        same_candidates=gpu_checks.check_candidates(decoder, texts[0]),
+        num_wrong_draws=gpu_checks.check_draws(decoder, texts[0]),
+        feature_error=gpu_checks.check_features(expected, decoder, texts),
         milliseconds=step_times(decoder),
     )
 
@@ -197,7 +227,7 @@ def table(rows: Sequence[Row]) -> Any:
     from rich.table import Table
 
     made = Table(title="ms: (sequences x rows of each) of one step, draws included")
-    for column in ("model", "runtime", "precision", "KL", "argmax", "exactness", "text", "replay"):
+    for column in COLUMNS:
         made.add_column(column)
     for num_sequences, num_rows in STEPS:
         made.add_column(f"{num_sequences}x{num_rows} ms", justify="right")
@@ -210,8 +240,14 @@ def table(rows: Sequence[Row]) -> Any:
             f"{row.divergence:.2g}",
             f"{100 * row.agreement:.1f} %",
             row.exactness,
-            "same" if row.same_text else "differs",
-            "same" if row.same_replay else "differs",
+            *(
+                "same" if same else "differs"
+                for same in (row.same_text, row.same_replay, row.tree.same_trunk)
+            ),
+            f"{row.tree.divergence:.2g}",
+            "same" if row.same_candidates else "differ",
+            "same" if not row.num_wrong_draws else f"{row.num_wrong_draws} differ",
+            f"{row.feature_error:.2g}",
             *(f"{row.milliseconds[step]:.2f}" for step in STEPS),
             "; ".join(row.failures),
         )
@@ -243,8 +279,11 @@ def main() -> int:
             if compiler.form.precision in ("bf16", "fp16", "int8"):
                 rows.append(check("SmolLM2-135M", real, compiler, folder / "b", progress))
                 print(f"done: SmolLM2-135M {compiler.runtime} {rows[-1].precision}")
-    Console(width=200).print(table(rows))
-    return 1 if any(row.failures for row in rows) else 0
+    cuda = Cuda()
+    wrong = gpu_checks.check_large_draws(cuda)
+    console = Console(width=240)
+    console.print(table(rows), gpu_checks.draw_table(gpu_checks.time_draws(cuda), wrong))
+    return 1 if wrong or any(row.failures for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 from specdec.decoder import device_sampling
 from specdec.decoder.runtimes import Draw, Place
-from specdec.errors import InvalidArtifact
+from specdec.errors import DecoderFailed, InvalidArtifact
 
 Array = np.ndarray[Any, Any]
 
@@ -83,6 +83,15 @@ class Buffer:
         self.device[: array.size].copy_(self.staging[: array.size], non_blocking=True)
 
 
+@contextlib.contextmanager
+def _faults() -> Iterator[None]:
+    """`DecoderFailed` for what torch raises for every fault of CUDA."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DecoderFailed(f"the card failed behind the forward pass: {error}") from error
+
+
 class DeviceLogits:
     """Logits [R, V] on the card; a slice of rows is read when it is taken."""
 
@@ -93,17 +102,17 @@ class DeviceLogits:
         return int(self._rows.shape[0])
 
     def __getitem__(self, rows: slice) -> Array:
-        with self._cuda.active():
+        with _faults(), self._cuda.active():
             found: Array = self._rows[rows].cpu().numpy()
         return found
 
     def draw(self, places: Seq[Place], num_tokens: int) -> list[Draw]:
         """See `device_sampling.draw`."""
-        with self._cuda.active():
+        with _faults(), self._cuda.active():
             return device_sampling.draw(self._cuda.torch, self._rows, places, num_tokens)
 
     def likeliest(self, rows: slice, num_tokens: int, count: int) -> list[list[int]]:
         """What `specdec.sampling.likeliest` finds among ids below `num_tokens`, row by row."""
-        with self._cuda.active():
+        with _faults(), self._cuda.active():
             found = self._rows[rows, :num_tokens]
             return device_sampling.likeliest(self._cuda.torch, found, count)

@@ -35,20 +35,32 @@ _Ids = Callable[[Any, Any, Seq[Place]], Any]
 
 
 def draw(torch: Any, logits: Any, places: Seq[Place], num_tokens: int) -> list[Draw]:
-    """What `specdec.sampling.sample` draws at each of `places` from ids below `num_tokens`.
+    """What `specdec.sampling.sample` draws at each of `places` (one at least) from ids below
+    `num_tokens`.
 
     `logits`: float32 [R, V]. Log-probabilities are of float64 sums: those of the host may differ
     in the seventh digit. Raises `DecoderFailed`: a logit is NaN or infinite.
     """
     assert num_tokens <= _MAX_TOKENS, num_tokens
-    found: dict[int, Draw] = {}
+    order: list[int] = []
+    parts: list[tuple[Any, Any]] = []  # they are read when all are queued
     for ids_of in (_greedy, _whole, _filtered):
         chosen = [i for i, place in enumerate(places) if _method(place.sampling) is ids_of]
         for start in range(0, len(chosen), _ROWS_AT_ONCE):
             some = chosen[start : start + _ROWS_AT_ONCE]
             rows = _rows(logits, [places[i].row for i in some])[:, :num_tokens]
             ids = ids_of(torch, rows, [places[i] for i in some])
-            found.update(zip(some, _draws(torch, rows, ids), strict=True))
+            order += some
+            parts.append(_measure(torch, rows, ids))
+    numbers = torch.cat([numbers for numbers, _ in parts]).tolist()
+    below = torch.cat([below for _, below in parts]).tolist()
+    wrong = sum(not finite for _, _, finite in numbers)
+    if wrong:
+        raise DecoderFailed(f"some logits of {wrong} rows are not finite")
+    found = {
+        i: Draw(token_id, apart - math.log(mass / _SCALE))
+        for i, (token_id, mass, _), apart in zip(order, numbers, below, strict=True)
+    }
     return [found[i] for i in range(len(places))]
 
 
@@ -71,21 +83,14 @@ def _rows(logits: Any, rows: list[int]) -> Any:
     return logits[first:end] if rows == list(range(first, end)) else logits[rows]
 
 
-def _draws(torch: Any, logits: Any, ids: Any) -> list[Draw]:
-    """The draws of `ids` [R], with log-probabilities under the raw logits."""
+def _measure(torch: Any, logits: Any, ids: Any) -> tuple[Any, Any]:
+    """What is to be known of `ids` [R] under the raw logits: the id, the row's mass and whether
+    all of it is finite, int64 [R, 3]; how far the id's logit is below the largest, float64 [R]."""
     peaks = logits.amax(dim=1, keepdim=True)
     masses = _shares((logits - peaks).double()).sum(dim=1)
-    chosen = logits.gather(1, ids[:, None]).double()
     finite = torch.isfinite(logits).all(dim=1)
-    numbers = torch.stack([ids, masses, finite.long()], dim=1).tolist()
-    below = (chosen - peaks.double())[:, 0].tolist()
-    wrong = sum(not finite for _, _, finite in numbers)
-    if wrong:
-        raise DecoderFailed(f"some logits of {wrong} rows are not finite")
-    return [
-        Draw(token_id, apart - math.log(mass / _SCALE))
-        for (token_id, mass, _), apart in zip(numbers, below, strict=True)
-    ]
+    below = logits.gather(1, ids[:, None]).double() - peaks.double()
+    return torch.stack([ids, masses, finite.long()], dim=1), below[:, 0]
 
 
 def _shares(scaled: Any) -> Any:
