@@ -19,7 +19,7 @@ from specdec.errors import InvalidRequest, SpecdecError, UnsupportedModel
 from specdec.export import tensorrt_memory as memory
 from specdec.export.graph import INPUTS
 from specdec.export.tensorrt_graph import TensorRTForm, TensorRTPrecision
-from specdec.export.tensorrt_progress import make_logger, make_monitor, shorten
+from specdec.export.tensorrt_progress import Interrupt, make_logger, make_monitor, shorten
 from specdec.plan import FILE as PLAN_FILE
 from specdec.plan import PLAN, Plan, import_tensorrt
 
@@ -172,7 +172,8 @@ class Compiler:
         progress: Progress,
     ) -> None:
         """Replace the graph in `directory` by its plan. Raises `CompileFailed`."""
-        data = self._build(directory / GRAPH, progress)
+        with Interrupt() as interrupt:
+            data = self._build(directory / GRAPH, progress, interrupt)
         with (directory / PLAN).open("wb") as file:
             file.write(data)
         Plan(
@@ -191,7 +192,7 @@ class Compiler:
         for name in (GRAPH, f"{GRAPH}.data"):
             (directory / name).unlink(missing_ok=True)
 
-    def _build(self, graph: Path, progress: Progress) -> Any:
+    def _build(self, graph: Path, progress: Progress, interrupt: Interrupt) -> Any:
         trt = self._trt
         log = make_logger(trt)
         builder = trt.Builder(log)
@@ -207,10 +208,12 @@ class Compiler:
             config.num_compute_capabilities = 1
             config.set_compute_capability(self._capability, 0)
         cache = self._load_timing_cache(config)
-        monitor = make_monitor(trt, progress, f"compile for {self.device.capability}")
-        config.progress_monitor = monitor
-        data = builder.build_serialized_network(network, config)
-        if monitor.interrupted:
+        title = f"compile for {self.device.capability}"
+        config.progress_monitor = make_monitor(trt, progress, title, interrupt)
+        data = None
+        if not interrupt.requested:
+            data = builder.build_serialized_network(network, config)
+        if interrupt.requested:
             raise KeyboardInterrupt
         if data is None:
             raise CompileFailed(f"{self.runtime} cannot compile the graph: {shorten(log.errors)}")

@@ -99,7 +99,7 @@ OVER_GRPC = {
     ),
     "unknown drafter": (
         lambda: request(drafter="magic"),
-        "drafter is 'magic': allowed are none, auto, draft_model, ngram",
+        "drafter is 'magic': allowed are none, auto, draft_model",
     ),
     "too many drafts": (lambda: request(num_draft_tokens=17), "is 17: allowed is 0 to 16"),
     "negative drafts": (lambda: request(num_draft_tokens=-1), "is -1: allowed is 0 to 16"),
