@@ -66,6 +66,6 @@ test-gpu: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf model_repository/target/1/* model_repository/draft/1/*
+	rm -rf model_repository/target/1/* model_repository/draft/1/* model_repository/eagle/1/*
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -maxdepth 1 -name '*.egg-info' -exec rm -rf {} +

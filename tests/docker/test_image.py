@@ -37,6 +37,14 @@ def run(*command: object, **options) -> str:
     return done.stdout
 
 
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """What git ignores or .dockerignore names: exported models of this work tree too."""
+    path = Path(folder).relative_to(PROJECT)
+    if f"{path}/*" in (PROJECT / ".dockerignore").read_text().splitlines():
+        return {name for name in names if name != ".gitkeep"}
+    return {name for name in names if name == "__pycache__" or name.endswith(".egg-info")}
+
+
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The build context: what .dockerignore lets through."""
@@ -46,8 +54,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target = folder / source
             target.parent.mkdir(parents=True, exist_ok=True)
             if (PROJECT / source).is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "model.onnx*", "*.egg-info")
-                shutil.copytree(PROJECT / source, target, dirs_exist_ok=True, ignore=ignored)
+                shutil.copytree(PROJECT / source, target, dirs_exist_ok=True, ignore=left_out)
             else:
                 shutil.copy2(PROJECT / source, target)
     return folder
