@@ -112,7 +112,10 @@ def export(
         "specdec.exporter": str(VERSION),
         **(compiler.provenance if compiler else {}),
     }
-    found = None if force else _up_to_date(directory, provenance, compiler)
+    found = None
+    if not force and (directory / tokenizer.TOKENIZER).is_file():
+        of = compiler.provenance_of if compiler else graph_provenance
+        found = up_to_date(directory, provenance, of)
     if found is not None:
         if compiler:
             compiler.reuse(directory)
@@ -209,21 +212,6 @@ def _write_graph(
         graph.close()
 
 
-def _up_to_date(
-    directory: Path, provenance: dict[str, str], compiler: Compiler | None
-) -> Artifact | None:
-    """The artifact in `directory`, if it is complete and made from exactly this."""
-    try:
-        found = Artifact.read(directory)
-    except InvalidArtifact:
-        return None
-    if not (directory / tokenizer.TOKENIZER).is_file():
-        return None
-    made_from = (compiler.provenance_of if compiler else graph_provenance)(directory)
-    same = made_from is not None and made_from.items() >= provenance.items()
-    return found if same else None
-
-
 def graph_provenance(directory: Path) -> dict[str, str] | None:
     """What the graph in `directory` was made from, None where there is no whole one."""
     graph = directory / GRAPH
@@ -237,6 +225,21 @@ def graph_provenance(directory: Path) -> dict[str, str] | None:
     except DecodeError:
         return None
     return {p.key: p.value for p in model.metadata_props}
+
+
+def up_to_date(
+    directory: Path,
+    provenance: dict[str, str],
+    provenance_of: Callable[[Path], dict[str, str] | None] = graph_provenance,
+) -> Artifact | None:
+    """The artifact in `directory`, if it is complete and made from exactly this."""
+    try:
+        found = Artifact.read(directory)
+    except InvalidArtifact:
+        return None
+    made_from = provenance_of(directory)
+    same = made_from is not None and made_from.items() >= provenance.items()
+    return found if same else None
 
 
 @contextmanager

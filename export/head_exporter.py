@@ -16,9 +16,9 @@ from specdec.errors import InvalidArtifact, UnsupportedModel
 from specdec.export.exporter import (
     VERSION_DIRECTORY,
     Exported,
-    graph_provenance,
     partial_directory,
     publish,
+    up_to_date,
     write_config,
 )
 from specdec.export.forms import OnnxForm
@@ -57,7 +57,7 @@ def export_head(
         "specdec.precision": precision.value,
         "specdec.exporter": str(VERSION),
     }
-    found = None if force else _up_to_date(directory, provenance)
+    found = None if force else up_to_date(directory, provenance)
     if found is not None:
         write_config(output)
         return Exported(found, directory, True, None)
@@ -137,14 +137,3 @@ def _check_fit(head: TrainedHead, tables: TargetTables) -> None:
         raise UnsupportedModel(
             f"the head proposes ids up to {head.static_ids.max()}: the target has {vocab_size}"
         )
-
-
-def _up_to_date(directory: Path, provenance: dict[str, str]) -> Artifact | None:
-    """The artifact in `directory`, if it is complete and made from exactly this."""
-    try:
-        found = Artifact.read(directory)
-    except InvalidArtifact:
-        return None
-    made_from = graph_provenance(directory)
-    same = made_from is not None and made_from.items() >= provenance.items()
-    return found if same else None

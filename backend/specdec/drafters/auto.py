@@ -55,7 +55,7 @@ class AutoDrafter(Drafter):
     def _propose_one(self, view: DraftView, limit: int, judge: Judge) -> Proposal:
         index = self._indexes.setdefault(view.sequence_id, Index())
         index.update(view.token_ids)
-        text = [*view.token_ids, *view.carry] if view.carry else view.token_ids
+        text = view.text
         end, length = index.longest_match(text)
         return grow(
             Branch(*last_two(view), 0, end if length else -1),

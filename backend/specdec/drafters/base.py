@@ -44,6 +44,11 @@ class DraftView(NamedTuple):
     sampling: SamplingParams
     carry: tuple[int, ...] = ()  # all but certain to follow: proposals go behind these
 
+    @property
+    def text(self) -> list[int]:
+        """What proposals follow; read only."""
+        return [*self.token_ids, *self.carry] if self.carry else self.token_ids
+
 
 class ProposeResult(NamedTuple):
     proposals: list[Proposal]  # one per view, in order

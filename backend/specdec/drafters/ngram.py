@@ -73,7 +73,7 @@ class NgramDrafter(Drafter):
     def _propose_one(self, view: DraftView, limit: int) -> Proposal:
         index = self._indexes.setdefault(view.sequence_id, Index())
         index.update(view.token_ids)
-        text = [*view.token_ids, *view.carry] if view.carry else view.token_ids
+        text = view.text
         end, length = index.longest_match(text)
         if not length:
             return Proposal()
