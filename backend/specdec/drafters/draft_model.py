@@ -6,16 +6,13 @@ the target's are coupled and agree more often than independent draws would.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
+from specdec.drafters._calls import gather
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.errors import DecoderFailed
 from specdec.types import Decoder, DecoderInfo, Extend, Proposal, Verdict
-
-logger = logging.getLogger(__name__)
 
 CATCH_UP_TOKENS = 256  # rows one call may spend on a sequence the draft has not followed
 
@@ -51,26 +48,16 @@ class DraftModelDrafter(Drafter):
         if self._info is None:
             self._info = self._decoder.describe()
         proposals = [Proposal()] * len(views)
-        calls: dict[int, Extend] = {}  # by index of the view
-        failed: list[int] = []
-        for index, (view, limit) in enumerate(zip(views, limits, strict=True)):
-            try:
-                call = self._extend(view, limit)
-            except DecoderFailed as error:
-                logger.warning("the draft model refused sequence %d: %s", view.sequence_id, error)
-                failed.append(index)
-                continue
-            if call is not None:
-                calls[index] = call
+        calls, failed = gather(views, limits, self._extend, model="draft model")
         if not calls:
-            return ProposeResult(proposals, failed=tuple(failed))
+            return ProposeResult(proposals, failed=failed)
         result = self._decoder.extend(list(calls.values()))
         for (index, call), sampled in zip(calls.items(), result.sequences, strict=True):
             state = self._states[call.sequence_id]
             state.num_cached = call.start + len(call.token_ids)
             state.num_drafted = len(sampled.token_ids)
             proposals[index] = Proposal(sampled.token_ids)
-        return ProposeResult(proposals, result.compute_seconds, tuple(failed))
+        return ProposeResult(proposals, result.compute_seconds, failed)
 
     def _extend(self, view: DraftView, limit: int) -> Extend | None:
         """This sequence's share of the call; None when the draft cannot hold the sequence."""

@@ -11,21 +11,19 @@ the probability the head itself gave a token; how far that can be trusted, the j
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import exp
 from typing import ClassVar, cast
 
 import numpy as np
 
+from specdec.drafters._calls import gather
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.errors import DecoderFailed
 from specdec.types import Decoder, Features, Head, HeadCall, HeadDraft, Proposal
-
-logger = logging.getLogger(__name__)
 
 CATCH_UP_ROWS = 512  # rows one call may spend on a sequence the head has not followed
 WIDTH = 4  # branches of a token, and tokens that a pass goes on from
@@ -95,24 +93,14 @@ class EagleDrafter(Drafter):
         self, views: Seq[DraftView], limits: Seq[int], judge: Judge = undecided
     ) -> ProposeResult:
         proposals = [Proposal()] * len(views)
-        calls: dict[int, HeadCall] = {}  # by index of the view
-        failed: list[int] = []
-        for index, (view, limit) in enumerate(zip(views, limits, strict=True)):
-            try:
-                call = self._call(view, limit, judge)
-            except DecoderFailed as error:
-                logger.warning("the head refused sequence %d: %s", view.sequence_id, error)
-                failed.append(index)
-                continue
-            if call is not None:
-                calls[index] = call
+        calls, failed = gather(views, limits, partial(self._call, judge=judge), model="head")
         if not calls:
-            return ProposeResult(proposals, failed=tuple(failed))
+            return ProposeResult(proposals, failed=failed)
         result = self._decoder.draft(list(calls.values()))
         for (index, call), draft in zip(calls.items(), result.drafts, strict=True):
             self._states[call.sequence_id].keep(len(call.token_ids))
             proposals[index] = _proposal(draft)
-        return ProposeResult(proposals, result.compute_seconds, tuple(failed))
+        return ProposeResult(proposals, result.compute_seconds, failed)
 
     def _call(self, view: DraftView, limit: int, judge: Judge) -> HeadCall | None:
         """This sequence's share of the call; None when nothing can be drafted from."""
