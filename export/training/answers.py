@@ -81,7 +81,7 @@ def _prompt(number: int, prompts: Prompts, before: Mapping[int, Answer]) -> Prom
         return prompts.all[number % len(prompts.all)]
     assert prompts.frame is not None
     if number % 2:
-        return prompts.frame.openings_prompt
+        return prompts.frame.opening_prompt(number)
     job = prompts.frame.answer_to(before[number + 1], temperature=0.0, seed=0)
     assert job is not None
     return job.prompt

@@ -18,6 +18,7 @@ from specdec.export.training.schedule import Schedule
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from specdec.export.sources import Source
     from specdec.export.training.evaluation import Evaluation
     from specdec.export.training.pipeline import Pipeline
     from specdec.export.training.trainer import Step, Trainer
@@ -37,6 +38,10 @@ def train(
     self_prompts: Annotated[
         int, typer.Option(min=0, help="Prompts that the target writes itself: needs no files.")
     ] = 0,
+    starts: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines, {"start": text}: first words of those, used in turn.'),
+    ] = None,
     model: Annotated[
         str, typer.Option(help="The target: a Hugging Face directory, a .gguf file, or smollm2.")
     ] = "smollm2",
@@ -114,9 +119,18 @@ def train(
     try:
         if not (prompts or self_prompts):
             raise InvalidRequest("no prompts: pass --prompts FILE, --self-prompts N, or both")
+        if starts and not self_prompts:
+            raise InvalidRequest("--starts begins prompts of --self-prompts N: pass that too")
+        from specdec.export.training.pipeline import Pipeline
+        from specdec.export.training.prompts import Prompts
+
         settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
         with _progress() as progress:
-            pipeline = _pipeline(progress, model, target, prompts or [], output, max_prompt_tokens)
+            source = _source(progress, model)
+            read = Prompts.read(
+                prompts or [], source.tokenizer, max_tokens=max_prompt_tokens, starts=starts
+            )
+            pipeline = Pipeline(source, target, read, output)
             _write(progress, pipeline, writing, answers)
             trainer = pipeline.trainer(draft, schedule, settings)
             _train(progress, trainer)
@@ -132,24 +146,14 @@ def train(
     _show(evaluation, output)
 
 
-def _pipeline(  # noqa: PLR0917
-    progress: Progress,
-    model: str,
-    target: Path,
-    prompts: list[Path],
-    output: Path,
-    max_tokens: int,
-) -> Pipeline:
+def _source(progress: Progress, model: str) -> Source:
     from specdec.export.cli import quiet_libraries
     from specdec.export.sources import resolve
-    from specdec.export.training.pipeline import Pipeline
-    from specdec.export.training.prompts import Prompts
 
     source = resolve(model, progress)
     quiet_libraries()
     source.prepare()
-    read = Prompts.read(prompts, source.tokenizer, max_tokens=max_tokens)
-    return Pipeline(source, target, read, output)
+    return source
 
 
 def _write(progress: Progress, pipeline: Pipeline, writing: Writing, answers: Path | None) -> None:

@@ -1,8 +1,9 @@
 """Prompts as the target reads them, and the answers it is to write to each.
 
 They come from files, or from the target itself: behind the chat template's opening of a user's turn
-an instruction-tuned model writes what a user would ask (Magpie, arXiv 2406.08464). Such a prompt is
-an answer like any other, to the opening, and is trained on too.
+an instruction-tuned model writes what a user would ask (Magpie, arXiv 2406.08464), and behind the
+first words of a question it writes a question of that kind. Such a prompt is an answer like any
+other, to the opening, and is trained on too.
 """
 
 from __future__ import annotations
@@ -50,14 +51,22 @@ class Job(NamedTuple):
         return self.number < 0 and self.number % 2 == 1
 
 
+class Start(NamedTuple):
+    """First words of prompts that the target goes on with."""
+
+    token_ids: tuple[int, ...] = ()
+    source: str = SELF
+
+
 class Frame(NamedTuple):
     """What the chat template puts around a user's words."""
 
     opening: tuple[int, ...]
     closing: tuple[int, ...]  # up to where the answer begins
+    starts: tuple[Start, ...] = (Start(),)  # used in turn
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Frame | None:
+    def of(cls, tokenizer: Any, starts: Sequence[Start] = ()) -> Frame | None:
         """None where there is no template."""
         if not getattr(tokenizer, "chat_template", None):
             return None
@@ -66,19 +75,19 @@ class Frame(NamedTuple):
         )
         parts = text.split(_MARK)
         opening, closing = (tokenizer(p, add_special_tokens=False)["input_ids"] for p in parts)
-        return cls(tuple(opening), tuple(closing))
+        return cls(tuple(opening), tuple(closing), tuple(starts) or (Start(),))
 
-    @property
-    def openings_prompt(self) -> Prompt:
-        """What a prompt of the target's own is an answer to."""
-        return Prompt(self.opening, SELF)
+    def opening_prompt(self, number: int) -> Prompt:
+        """What the target's own prompt of this number is an answer to; see `Job`."""
+        start = self.starts[(-number - 1) // 2 % len(self.starts)]
+        return Prompt((*self.opening, *start.token_ids), start.source)
 
     def openings(self, count: int, seed: int) -> list[Job]:
         """Jobs whose answers are prompts."""
         return [
             Job(
                 -2 * k - 1,
-                self.openings_prompt,
+                self.opening_prompt(-2 * k - 1),
                 _OPENING_TEMPERATURE,
                 zlib.crc32(b"opening %d" % k, seed),
             )
@@ -93,7 +102,7 @@ class Frame(NamedTuple):
         words = text.token_ids[len(self.opening) :].tolist()
         if words[-1] != self.closing[0]:
             return None
-        prompt = Prompt((*self.opening, *words[:-1], *self.closing), SELF)
+        prompt = Prompt((*self.opening, *words[:-1], *self.closing), text.source)
         number = text.number - 1
         is_greedy = number % 4 == 0
         seed = zlib.crc32(b"answer %d" % -number, seed)
@@ -107,36 +116,47 @@ class Prompts:
         self.all, self.frame = list(prompts), frame
 
     @classmethod
-    def read(cls, paths: Sequence[Path], tokenizer: Any, *, max_tokens: int) -> Prompts:
+    def read(
+        cls,
+        paths: Sequence[Path],
+        tokenizer: Any,
+        *,
+        max_tokens: int,
+        starts: Path | None = None,
+    ) -> Prompts:
         """Read JSON lines: {"prompt": text} or {"messages": [...]}, and perhaps a "source".
 
         Args:
             tokenizer: transformers'; its chat template is used where it has one.
             max_tokens: longer prompts are left out.
+            starts: JSON lines {"start": text} of prompts that the target goes on with.
 
         Raises `InvalidRequest` naming file and line.
         """
-        prompts = []
-        for path in paths:
-            try:
-                lines = path.read_text().splitlines()
-            except OSError as error:
-                raise InvalidRequest(f"--prompts {path}: {error.strerror}") from None
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    prompts.append(_prompt(line, tokenizer, where=f"{path}:{number}"))
+        prompts = [
+            _prompt(line, tokenizer, where=where)
+            for path in paths
+            for where, line in _lines("--prompts", path)
+        ]
+        begun = [
+            _start(line, tokenizer, where=where)
+            for where, line in (_lines("--starts", starts) if starts else ())
+        ]
         kept = [p for p in prompts if len(p.token_ids) <= max_tokens]
         if paths and not kept:
             raise InvalidRequest(
                 f"no prompt of at most {max_tokens} tokens among the {len(prompts)} read"
             )
-        return cls(kept, Frame.of(tokenizer))
+        return cls(kept, Frame.of(tokenizer, begun))
 
     @property
     def sha256(self) -> str:
         """Of every prompt's tokens: answers without prompts fit only these."""
         digest = hashlib.sha256()
-        for token_ids in (*(prompt.token_ids for prompt in self.all), *(self.frame or ())):
+        frame = (self.frame.opening, self.frame.closing) if self.frame else ()
+        starts = [start.token_ids for start in self.frame.starts] if self.frame else []
+        every = (*(prompt.token_ids for prompt in self.all), *frame, *filter(None, starts))
+        for token_ids in every:
             digest.update(np.array([len(token_ids), *token_ids], "<i8").tobytes())
         return digest.hexdigest()
 
@@ -163,6 +183,24 @@ class Prompts:
                     )
                 )
         return jobs
+
+
+def _lines(option: str, path: Path) -> list[tuple[str, str]]:
+    """(file and number, line) of each line that is not empty."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"{option} {path}: {error.strerror}") from None
+    return [(f"{path}:{n}", line) for n, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _start(line: str, tokenizer: Any, *, where: str) -> Start:
+    try:
+        found = json.loads(line)
+        text, source = str(found["start"]), str(found.get("source", SELF))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidRequest(f'{where}: expected {{"start": text}}, found {line[:80]!r}') from None
+    return Start(tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), source)
 
 
 def _prompt(line: str, tokenizer: Any, *, where: str) -> Prompt:

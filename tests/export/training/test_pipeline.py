@@ -132,6 +132,34 @@ def test_prompts_of_the_targets_own(
     assert all(np.array_equal(again[n].token_ids, t.token_ids) for n, t in by_number.items())
 
 
+def test_prompts_of_a_kind_begin_with_the_words_of_their_start(
+    pipeline: Pipeline, source: HuggingFaceSource, tmp_path: Path
+) -> None:
+    """Starts are used in turn; an answers file fits only the starts it was made with."""
+    starts = tmp_path / "starts.jsonl"
+    words = {"code": "def", "words": "Who was"}
+    lines = [json.dumps({"start": text, "source": name}) for name, text in words.items()]
+    starts.write_text("\n".join(lines) + "\n")
+    prompts = Prompts.read([], source.tokenizer, max_tokens=64, starts=starts)
+    writing = Writing(num_self_prompts=3, max_new_tokens=8, batch=4, threads=1)
+    mine = Pipeline(source, pipeline._target_dir, prompts, tmp_path / "begun")
+    openings = mine.jobs_left(writing)
+    assert [job.prompt.source for job in openings] == ["code", "words", "code"]
+    mine.write(openings, writing, lambda text: None)
+    texts = Corpus.read(tmp_path / "begun" / "corpus").texts
+    for text in texts:
+        begin = source.tokenizer.decode(text.token_ids[: text.num_prompt_tokens])
+        assert begin.endswith(words[text.source]), begin
+    answers.save(tmp_path / answers.FILE, texts, prompts)
+    again = {a.number: a for a in answers.load(tmp_path / answers.FILE, prompts)}
+    assert all(np.array_equal(again[t.number].token_ids, t.token_ids) for t in texts)
+    with pytest.raises(InvalidArtifact, match="answers other prompts"):
+        answers.load(tmp_path / answers.FILE, Prompts.read([], source.tokenizer, max_tokens=64))
+    starts.write_text('{"prompt": "def"}')
+    with pytest.raises(InvalidRequest, match=r'starts.jsonl:1: expected \{"start": text\}'):
+        Prompts.read([], source.tokenizer, max_tokens=64, starts=starts)
+
+
 def test_a_prompt_is_on_one_side_of_the_split(pipeline: Pipeline, tmp_path: Path) -> None:
     train, held = written(pipeline, tmp_path).split(0.5)
     assert len(train.texts) + len(held.texts) == 2 * len(PROMPTS)
