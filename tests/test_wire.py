@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,8 +49,10 @@ def extends():
     """Chains, trees and prefill chunks, with candidates and features or without."""
     tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=4)
     chain = st.builds(
-        lambda ids, draft_steps: Extend(0, 0, ids, len(ids), draft_steps),
-        tokens, st.integers(0, 3),
+        lambda ids, draft_steps, least: Extend(
+            0, 0, ids, len(ids), draft_steps, least_logprob=least
+        ),
+        tokens, st.integers(0, 3), st.sampled_from((-math.inf, -90.5, -30.0, 0.0)),
     )  # fmt: skip
     chunk = st.builds(lambda ids: Extend(0, 0, ids, 0), tokens)
     tree = st.builds(
@@ -85,6 +89,7 @@ def test_a_remote_decoder_is_the_local_one(some):
     assert ("parents" in link.sent) == any(c.parents for c in calls)
     assert ("candidate_ids" in link.wanted) == any(c.num_candidates for c in calls)
     assert ("features" in link.wanted) == any(c.wants_features for c in calls)
+    assert ("num_drafted" in link.wanted) == any(c.least_logprob > -math.inf for c in calls)
 
 
 def test_plain_calls_carry_nothing_more():
@@ -107,6 +112,9 @@ def test_only_what_a_call_needs_crosses():
     link.remote.extend([Extend(1, 0, PROMPT, 1, wants_features=True)])
     assert set(link.sent) == PLAIN | {"wants_features"}
     assert link.wanted == (*wire.RESULTS["extend"], "features")
+    link.remote.extend([Extend(1, 0, PROMPT, 1, 2, least_logprob=-0.5)])
+    assert set(link.sent) == PLAIN | {"least_logprobs"}
+    assert link.wanted == (*wire.RESULTS["extend"], "num_drafted")
 
 
 def test_a_chain_beside_a_tree_stays_a_chain():
@@ -123,6 +131,30 @@ def test_a_chain_beside_a_tree_stays_a_chain():
     assert [len(s.token_ids) for s in result.sequences] == [5, 4]
     assert result.sequences[0].candidate_ids == ()
     assert [len(c) for c in result.sequences[1].candidate_ids] == [2, 2, 2, 2]
+
+
+def test_drafts_that_stop_are_as_long_as_they_are():
+    """Beside those that do not, and behind more than one output."""
+    link = Link()
+    calls = [
+        Extend(1, 0, PROMPT, 3, 4, least_logprob=0.0),
+        Extend(2, 0, PROMPT, 1, 4),
+        Extend(3, 0, PROMPT, 0),
+        Extend(4, 0, PROMPT, 2, 4, least_logprob=-1e9),
+    ]
+    for call in calls:
+        link.remote.open(call.sequence_id, PROMPT, GREEDY)
+    result = link.remote.extend(calls)
+    assert link.sent["least_logprobs"].tolist() == [0.0, -math.inf, -math.inf, -1e9]
+    assert [len(s.token_ids) for s in result.sequences] == [3, 5, 0, 6]
+    assert [len(s.logprobs) for s in result.sequences] == [3, 5, 0, 6]
+
+
+def test_a_threshold_that_is_none_crosses_to_be_refused():
+    link = Link()
+    link.remote.open(1, PROMPT, GREEDY)
+    link.remote.extend([Extend(1, 0, PROMPT, 1, 2, least_logprob=math.nan)])
+    assert math.isnan(link.decoder.calls[-1][0].least_logprob)
 
 
 def test_arrays_that_do_not_add_up_are_our_fault():

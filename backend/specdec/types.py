@@ -172,7 +172,7 @@ class Extend(NamedTuple):
     """One sequence's share of a decoder call.
 
     The cache is first rewound to `start`, then `token_ids` are appended; tokens are sampled after
-    each of the last `num_outputs` of them, and `num_draft_steps` more follow autoregressively.
+    each of the last `num_outputs` of them, and up to `num_draft_steps` more autoregressively.
 
     With `parents`, the last `num_outputs - 1` tokens are a draft tree: each sees the tokens before
     the tree and its own ancestors, at the position its depth gives it. Tokens that follow the one
@@ -187,10 +187,11 @@ class Extend(NamedTuple):
     parents: Seq[int] = ()  # [num_outputs - 1] as in `Proposal`; empty: a chain
     num_candidates: int = 0  # likeliest tokens wanted after each of the `num_outputs`
     wants_features: bool = False  # hidden states of `token_ids`, for a trained head
+    least_logprob: float = float("-inf")  # nothing is drawn behind a less likely draft
 
 
 class Extended(NamedTuple):
-    """Sampled tokens for one `Extend`: [num_outputs + num_draft_steps] each."""
+    """Sampled tokens for one `Extend`: [num_outputs + the draft steps taken] each."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -14,11 +14,12 @@ extend     sequence_ids, starts, num_tokens,          output_ids [R], output_log
            of trees: num_parents [B], parents [P]
            if any is wanted: num_candidates [B]       candidate_ids [C]
            if any wants some: wants_features [B]      features [M * feature_size]
+           if any has one: least_logprobs [B]         num_drafted [B], the draft steps taken
 close      sequence_ids, starts [B] (committed        num_cached [1], 0
            lengths)
 draft      of a head, in place of extend: see wire_head.py
 
-N = sum(num_tokens), R = sum(num_outputs + num_draft_steps), P = sum(num_parents),
+N = sum(num_tokens), R = sum(num_outputs + num_drafted), P = sum(num_parents),
 C = sum(num_outputs * num_candidates), M = sum(num_tokens) of those that want features; sequences
 follow one another.
 """
@@ -26,6 +27,7 @@ follow one another.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
@@ -63,6 +65,7 @@ INPUTS: Mapping[str, Any] = {
     "parents": np.int32,
     "num_candidates": np.int32,
     "wants_features": np.int32,
+    "least_logprobs": np.float64,
     "sampling": np.object_,
     **wire_head.INPUTS,
 }
@@ -86,7 +89,11 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "draft": wire_head.RESULTS,
 }
 # Input of `extend` -> the output that it has too, if that is there.
-WISHES: Mapping[str, str] = {"num_candidates": "candidate_ids", "wants_features": "features"}
+WISHES: Mapping[str, str] = {
+    "num_candidates": "candidate_ids",
+    "wants_features": "features",
+    "least_logprobs": "num_drafted",
+}
 
 
 def _text(value: str) -> np.ndarray[Any, Any]:
@@ -125,6 +132,8 @@ def _optional(calls: Sequence[Extend]) -> Arrays:
         arrays["num_candidates"] = _ints([c.num_candidates for c in calls])
     if any(c.wants_features for c in calls):
         arrays["wants_features"] = _ints([c.wants_features for c in calls])
+    if any(c.least_logprob != -math.inf for c in calls):
+        arrays["least_logprobs"] = np.asarray([c.least_logprob for c in calls], np.float64)
     return arrays
 
 
@@ -193,7 +202,8 @@ class RemoteDecoder:
             num_draft_steps=_ints([c.num_draft_steps for c in calls]),
             **_optional(calls),
         )
-        sizes = [c.num_outputs + c.num_draft_steps for c in calls]
+        taken = result.get("num_drafted", [c.num_draft_steps for c in calls])
+        sizes = [c.num_outputs + int(steps) for c, steps in zip(calls, taken, strict=True)]
         ids = _split(result["output_ids"].tolist(), sizes)
         logprobs = _split(result["output_logprobs"].tolist(), sizes)
         candidates = _candidates(calls, result.get("candidate_ids"))
@@ -240,17 +250,18 @@ def serve(decoder: Decoder | Head, arrays: Arrays) -> Arrays:
 
 
 def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:
-    ints = {name: array.tolist() for name, array in arrays.items() if name != "operation"}
-    zeros = [0] * len(ints["sequence_ids"])
+    given = {name: array.tolist() for name, array in arrays.items() if name != "operation"}
+    zeros = [0] * len(given["sequence_ids"])
     columns = (
-        ints["sequence_ids"],
-        ints["starts"],
-        _split(ints["token_ids"], ints["num_tokens"]),
-        ints["num_outputs"],
-        ints["num_draft_steps"],
-        _split(ints.get("parents", []), ints.get("num_parents", zeros)),
-        ints.get("num_candidates", zeros),
-        map(bool, ints.get("wants_features", zeros)),
+        given["sequence_ids"],
+        given["starts"],
+        _split(given["token_ids"], given["num_tokens"]),
+        given["num_outputs"],
+        given["num_draft_steps"],
+        _split(given.get("parents", []), given.get("num_parents", zeros)),
+        given.get("num_candidates", zeros),
+        map(bool, given.get("wants_features", zeros)),
+        given.get("least_logprobs", [-math.inf] * len(zeros)),
     )
     result = decoder.extend([Extend(*fields) for fields in zip(*columns, strict=True)])
     outputs = {
@@ -266,4 +277,7 @@ def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:
     if "wants_features" in arrays:
         parts = [s.features.reshape(-1) for s in result.sequences if s.features is not None]
         outputs["features"] = np.concatenate(parts)
+    if "least_logprobs" in arrays:
+        pairs = zip(result.sequences, given["num_outputs"], strict=True)
+        outputs["num_drafted"] = _ints([len(s.token_ids) - num_outputs for s, num_outputs in pairs])
     return outputs

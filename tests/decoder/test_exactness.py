@@ -5,6 +5,7 @@ The reference is plain decoding of one sequence alone in a fresh decoder.
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -76,6 +77,24 @@ def test_draft_steps(artifact_dir, case):
     decoder.open(1, PROMPT, sampling)
     found = decoder.extend([Extend(1, 0, PROMPT, 1, NUM_TOKENS - 1)]).sequences[0]
     assert (list(found.token_ids), list(found.logprobs)) == reference
+
+
+def test_draft_steps_that_stop(artifact_dir, case):
+    """Wherever each ends, alone or as its neighbours come to an end before or behind it."""
+    sampling, reference = case
+    decoder = load(artifact_dir)
+    for i in range(5):
+        decoder.open(i, PROMPT, sampling)
+    for turn in range(0, NUM_TOKENS, 5):
+        sizes = [1 + (turn + 3 * i) % NUM_TOKENS for i in range(5)]
+        calls = [
+            Extend(i, 0, PROMPT, 1, 20, least_logprob=math.nextafter(sum(reference[1][:size]), 1.0))
+            for i, size in enumerate(sizes)
+        ]
+        found = decoder.extend(calls).sequences
+        for size, each in zip(sizes, found, strict=True):
+            expected = reference[0][:size], reference[1][:size]
+            assert (list(each.token_ids), list(each.logprobs)) == expected
 
 
 def test_chunks(artifact_dir, case):

@@ -116,6 +116,8 @@ class ScriptedDecoder:
         sampled = [self.next_token(text) for text in texts]
         candidates = [self.candidates(text, call.num_candidates) for text in texts]
         for _ in range(call.num_draft_steps):
+            if -sum(sampled[call.num_outputs - 1 :]) < call.least_logprob:
+                break
             cache.append(sampled[-1])
             sampled.append(self.next_token(cache))
         assert len(cache) <= self.info.max_sequence_length

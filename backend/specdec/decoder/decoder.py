@@ -1,7 +1,7 @@
 """A compiled model with its cache and sampler: the `Decoder` protocol over a runtime.
 
 One `extend` is: check everything, rewind, evaluate and sample what was given, then take the
-draft steps, one pass each over the sequences that still have some. Knows nothing of acceptance,
+draft steps, one pass each over the sequences that go on. Knows nothing of acceptance,
 drafters, text or Triton.
 """
 
@@ -115,8 +115,8 @@ class CachedDecoder:
         self._evaluate(shares, sequences, outputs)
         for output in outputs:
             output.end_of_given()
-        for step in range(max((call.num_draft_steps for call in calls), default=0)):
-            going = [i for i, call in enumerate(calls) if step < call.num_draft_steps]
+        going = list(range(len(calls)))
+        while going := [i for i in going if outputs[i].goes_on]:
             self._evaluate(
                 [self._share(sequences[i].slot, outputs[i].token_ids[-1:], 1) for i in going],
                 [sequences[i] for i in going],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +24,34 @@ class Outputs:
     # Wanted of the rows to come.
     num_candidates: int = 0
     wants_features: bool = False
+    num_outputs: int = 0
+    num_draft_steps: int = 0
+    least_logprob: float = -math.inf
 
     @classmethod
     def of(cls, call: Extend) -> Outputs:
-        return cls(num_candidates=call.num_candidates, wants_features=call.wants_features)
+        return cls(
+            num_candidates=call.num_candidates,
+            wants_features=call.wants_features,
+            num_outputs=call.num_outputs,
+            num_draft_steps=call.num_draft_steps,
+            least_logprob=call.least_logprob,
+        )
 
     def end_of_given(self) -> None:
         """Draft steps follow: of their rows nothing is wanted but the draws."""
         self.num_candidates, self.wants_features = 0, False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a draft step is left, and what was drafted is likely enough to go on with.
+
+        The token that makes it too unlikely is drawn already: it is kept, for it costs nothing and
+        only tokens that are proposed show how far their probabilities can be trusted.
+        """
+        if len(self.token_ids) == self.num_outputs + self.num_draft_steps:
+            return False
+        return sum(self.logprobs[self.num_outputs - 1 :]) >= self.least_logprob
 
     def add_features(self, rows: Array) -> None:
         """float32 [tokens of a pass, feature_size]. What float16 cannot hold becomes its largest

@@ -317,6 +317,26 @@ def test_a_tree_needs_nothing_but_other_arrays(decoder, monkeypatch):
         assert beside.logprobs[0] == pytest.approx(found.logprobs[1 + index], abs=1e-4)
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0, seed=1)])
+def test_draft_steps_stop_where_the_card_drew_something_unlikely(decoder, monkeypatch, sampling):
+    """One pass for each step that somebody takes, over those alone."""
+    for i in range(3):
+        decoder.open(i, PROMPT, sampling)
+    calls = [Extend(i, 0, PROMPT, 1, 9) for i in range(3)]
+    whole = decoder.extend(calls).sequences[0]
+    sizes, questions = (4, 1, 7), []
+    draw = decoder._runtime.draw
+    monkeypatch.setattr(decoder._runtime, "draw", lambda *a: questions.append(a[1]) or draw(*a))
+    found = decoder.extend(
+        [
+            call._replace(least_logprob=sum(whole.logprobs[:size]) + 1e-4)
+            for call, size in zip(calls, sizes, strict=True)
+        ]
+    ).sequences
+    assert [each.token_ids for each in found] == [whole.token_ids[:size] for size in sizes]
+    assert [len(places) for places in questions[-6:]] == [2, 2, 2, 1, 1, 1]
+
+
 def test_a_tree_with_more_branches_than_a_pass_has_rows_is_refused(decoder):
     decoder._limits = decoder._limits._replace(max_rows=32)
     decoder.open(1, PROMPT, GREEDY)
