@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from specdec.artifact import HEAD, STATIC_IDS, Artifact
+from specdec.artifact import HEAD, STATIC_IDS, Artifact, head_source
 from specdec.errors import InvalidArtifact, UnsupportedModel
 from specdec.export.exporter import (
     VERSION_DIRECTORY,
@@ -24,8 +24,9 @@ from specdec.export.exporter import (
 from specdec.export.forms import OnnxForm
 from specdec.export.graph import VERSION
 from specdec.export.head_graph import HeadArchitecture, HeadWriter
-from specdec.export.head_source import TargetTables, TrainedHead
+from specdec.export.head_source import TargetTables, TrainedHead, identity
 from specdec.export.quantize import Precision
+from specdec.export.shipped import head_label
 
 
 def export_head(
@@ -49,18 +50,20 @@ def export_head(
         InvalidArtifact, UnsupportedModel: about the head or the target.
         InvalidRequest: `output` cannot be written.
     """
-    head, of_target = TrainedHead.read(trained), Artifact.read(target)
-    _check_features(head, of_target, target)
+    of_target = Artifact.read(target)
     directory = output / VERSION_DIRECTORY
     provenance = {
-        "specdec.source": f"{head.sha256} for {of_target.weights_sha256}",
+        "specdec.source": f"{identity(trained)} for {of_target.weights_sha256}",
         "specdec.precision": precision.value,
         "specdec.exporter": str(VERSION),
     }
     found = None if force else up_to_date(directory, provenance)
-    if found is not None:
+    # The target may give out other layers now, with the same weights.
+    if found is not None and found.feature_layers == of_target.feature_layers:
         write_config(output)
         return Exported(found, directory, True, None)
+    head = TrainedHead.read(trained)
+    _check_features(head, of_target, target)
     with partial_directory(output) as partial:
         sha256 = _write_graph(
             head, target, partial, precision=precision, provenance=provenance, progress=progress
@@ -76,7 +79,7 @@ def export_head(
             hidden_size=head.shape.hidden_size,
             feature_layers=head.feature_layers,
             weights_sha256=sha256,
-            source=f"{trained.resolve().name} for {of_target.source}",
+            source=head_source(head_label(trained), of_target),
         )
         made.write(partial)
         publish(partial, directory)

@@ -15,13 +15,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specdec.artifact import GRAPH, Artifact
 from specdec.errors import InvalidArtifact, UnsupportedModel
-from specdec.export.training.block import BlockShape
+
+if TYPE_CHECKING:
+    from specdec.export.training.block import BlockShape
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +41,6 @@ class TrainedHead:
     num_blocks: int
     static_ids: Array  # int64 [V'] target ids, ascending
     weights: Mapping[str, Any]  # torch tensors by their names in `Head.state_dict`
-    sha256: str  # of the folder's two files
 
     @property
     def feature_size(self) -> int:
@@ -52,12 +53,11 @@ class TrainedHead:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        for name in (WEIGHTS, CONFIG):
-            if not (directory / name).is_file():
-                raise InvalidArtifact(f"{directory} holds no trained head: {name} is missing")
-        content = (directory / CONFIG).read_bytes()
+        from specdec.export.training.block import BlockShape
+
+        _check_whole(directory)
         try:
-            found = json.loads(content)
+            found = json.loads((directory / CONFIG).read_bytes())
             config, shape = found["config"], BlockShape(**found["shape"])
             tensors = load_file(directory / WEIGHTS)
             ids = tensors[_D2T].numpy() + np.arange(len(tensors[_D2T]))
@@ -71,8 +71,23 @@ class TrainedHead:
             num_blocks=config["num_blocks"],
             static_ids=ids.astype(np.int64),
             weights={k: v for k, v in tensors.items() if k not in _NOT_OF_THE_BLOCKS},
-            sha256=hashlib.sha256(content + (directory / WEIGHTS).read_bytes()).hexdigest(),
         )
+
+
+def identity(directory: Path) -> str:
+    """Hash of a trained head's two files. Needs no torch, whose import takes seconds.
+
+    Raises `InvalidArtifact`: there is none.
+    """
+    _check_whole(directory)
+    content = (directory / CONFIG).read_bytes() + (directory / WEIGHTS).read_bytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_whole(directory: Path) -> None:
+    for name in (WEIGHTS, CONFIG):
+        if not (directory / name).is_file():
+            raise InvalidArtifact(f"{directory} holds no trained head: {name} is missing")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

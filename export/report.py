@@ -76,7 +76,7 @@ def _final_line(role: str, exported: Exported) -> str:
     next_step = {
         "target": "next: specdec serve",
         "draft": f'next: set draft_model_name to "{name}" in {settings}',
-        "head": f'next: set head_model_name to "{name}" in {settings}',
+        "head": "next: specdec serve",
     }[role]
     precision = exported.artifact.precision
     return f"{state}: {exported.directory} ({precision}, {size}); {next_step}"

@@ -4,8 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
+from specdec.artifact import Artifact
 from specdec.export.head_source import TrainedHead
+from specdec.export.shipped import WEIGHTS, shipped_head
+from specdec.export.sources import resolve
+from support.trivial_repository import write_artifact
 
 ROOT = Path(__file__).parents[1] / "weights"
 HEADS = sorted(path.parent for path in ROOT.glob("*/eagle/config.json"))
@@ -29,3 +34,18 @@ def test_a_head_can_be_read_and_has_the_acceptance_of_its_card(directory):
     assert told == pytest.approx(
         [*overall["acceptance"][:4], overall["tokens_per_pass"]], abs=0.006
     )
+
+
+@pytest.mark.parametrize("directory", HEADS, ids=lambda path: path.parent.name)
+def test_a_head_is_found_by_its_target(directory, tmp_path):
+    assert ROOT == WEIGHTS
+    recorded = json.loads((directory / "config.json").read_text())["target"]
+    target = Artifact.read(write_artifact(tmp_path / "target", **recorded) / "1")
+    assert shipped_head(target) == directory
+
+
+def test_the_default_model_has_one():
+    with Progress(disable=True) as progress:
+        label = resolve("smollm2", progress).label
+    recorded = [json.loads((path / "config.json").read_text())["target"] for path in HEADS]
+    assert label in [target["source"] for target in recorded]

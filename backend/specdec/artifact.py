@@ -82,6 +82,31 @@ class Artifact:
         return cls(**found)
 
 
+def head_source(head: str, target: Artifact) -> str:
+    """`Artifact.source` of a head."""
+    return f"{head} for {target.source}"
+
+
+def why_unfit(head: Artifact, target: Artifact) -> str:
+    """Why a head is not one of this target's; empty: it is, at whichever precision of the target.
+
+    Shapes alone would not tell: a family's models share sizes and tokens.
+    """
+    if head.architecture != HEAD:
+        return f"it is a {head.architecture}, not a head"
+    if not head.source.endswith(head_source("", target)):
+        return f"it is {head.source}, the target is {target.source}"
+    if head.vocabulary_sha256 != target.vocabulary_sha256:
+        return f"the tokens of {target.source} have changed since"
+    if (head.feature_layers, head.hidden_size) != (target.feature_layers, target.hidden_size):
+        wanted, given = (
+            f"{a.hidden_size} numbers of layers {','.join(map(str, a.feature_layers)) or 'none'}"
+            for a in (head, target)
+        )
+        return f"it reads {wanted}, the target gives out {given}"
+    return ""
+
+
 def vocabulary_hash(tokens: list[str | None]) -> str:
     """Hash of the tokens in id order (None where an id is unused)."""
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from specdec.artifact import Artifact
+from specdec.export import shipped
 from specdec.export.cli import app
-from support.heads import random_head, write_head
+from support.heads import random_head, ship_head, write_head
 from support.tiny import write_tiny_llama
 
 
@@ -65,11 +67,58 @@ def test_a_head_is_exported_for_its_target(model: Path, tmp_path: Path) -> None:
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"exported: {tmp_path / 'eagle' / '1'} (int8, ")
-    assert 'set head_model_name to "eagle"' in result.stdout
+    assert result.stdout.endswith("next: specdec serve\n")
     assert json.loads(run(*arguments, "--json").stdout)["reused"]
     refused = run(*arguments, "--target", tmp_path)
     assert refused.exit_code == 2
     assert "no exported model" in refused.stderr
+
+
+@pytest.fixture
+def places(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """Options of `export head`; nothing is shipped yet."""
+    monkeypatch.setattr(shipped, "WEIGHTS", tmp_path / "weights")
+    assert run("target", "--model", model, "--output", tmp_path / "target").exit_code == 0
+    return ("--target", tmp_path / "target", "--output", tmp_path / "eagle")
+
+
+def test_the_shipped_head_is_the_default(model: Path, tmp_path: Path, places) -> None:
+    def ship(seed: int) -> None:
+        ship_head(tmp_path / "weights", random_head(model, seed=seed)[0], tmp_path / "target/1")
+
+    ship(seed=0)
+    result = run("head", *places)
+    assert result.stdout.startswith(f"exported: {tmp_path / 'eagle/1'} (int8, ")
+    found = Artifact.read(tmp_path / "eagle/1")
+    assert found.source == f"tiny/eagle for {model}"
+    assert run("head", *places, "--if-shipped").stdout.startswith("up to date: ")
+    ship(seed=1)  # a better one
+    assert run("head", *places, "--if-shipped").stdout.startswith("exported: ")
+    assert Artifact.read(tmp_path / "eagle/1").weights_sha256 != found.weights_sha256
+
+
+def test_a_head_of_ones_own_is_replaced_by_force_only(model: Path, tmp_path: Path, places) -> None:
+    ship_head(tmp_path / "weights", random_head(model)[0], tmp_path / "target/1")
+    trained = write_head(tmp_path / "trained", random_head(model, seed=1)[0])
+    assert run("head", *places, "--model", trained).exit_code == 0
+    own = Artifact.read(tmp_path / "eagle/1")
+    kept = run("head", *places, "--if-shipped")
+    assert (kept.exit_code, kept.stdout[:12]) == (0, "up to date: ")
+    assert kept.stderr == f"kept: trained for {model}; --force puts the shipped head there\n"
+    assert Artifact.read(tmp_path / "eagle/1") == own
+    assert json.loads(run("head", *places, "--json").stdout)["reused"]
+    assert run("head", *places, "--force").stdout.startswith("exported: ")
+    assert Artifact.read(tmp_path / "eagle/1").source == f"tiny/eagle for {model}"
+
+
+def test_where_no_head_is_shipped_it_is_said(model: Path, tmp_path: Path, places) -> None:
+    refused = run("head", *places)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: no head is shipped for {model}: train one")
+    quiet = run("head", *places, "--if-shipped")
+    assert (quiet.exit_code, quiet.stdout) == (0, "")
+    assert quiet.stderr == f"no head is shipped for {model}: drafts come without one\n"
+    assert not (tmp_path / "eagle").exists()
 
 
 @pytest.mark.parametrize(

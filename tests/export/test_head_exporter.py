@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,32 @@ def test_it_is_kept_until_something_changes(parts, tmp_path, progress):
     changed = tmp_path / "trained"
     head, _ = random_head(parts[0].parent / "model", seed=1)
     assert not run((write_head(changed, head), parts[1]), tmp_path, progress).reused
+
+
+def test_what_is_kept_is_found_without_torch(parts, tmp_path):
+    """Its import would be most of every later `make serve`'s set-up."""
+    code = (
+        "import sys; from specdec.client.cli import app\n"
+        f"try: app('export head --model {parts[0]} --target {parts[1].parent} "
+        f"--output {tmp_path}'.split())\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    for state, imported in (("exported", True), ("up to date", False)):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        line, torch = done.stdout.splitlines()
+        assert (line.partition(":")[0], torch) == (state, str(imported))
+
+
+def test_the_same_weights_that_give_out_other_layers_now_are_refused(parts, tmp_path, progress):
+    assert not run(parts, tmp_path, progress).reused
+    changed = tmp_path / "target"
+    shutil.copytree(parts[1], changed)
+    description = json.loads((changed / "specdec.json").read_text())
+    (changed / "specdec.json").write_text(json.dumps({**description, "feature_layers": [1]}))
+    with pytest.raises(InvalidArtifact, match=r"--features 0,1,2$"):
+        run((parts[0], changed), tmp_path, progress)
 
 
 def test_a_target_that_gives_out_other_layers_is_refused(parts, tmp_path, progress):

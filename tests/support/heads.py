@@ -51,6 +51,19 @@ def write_head(directory: Path, head: Any, static_ids: tuple[int, ...] = STATIC_
     return directory
 
 
+def ship_head(weights: Path, head: Any, target: Path) -> Path:
+    """Lay a head below `weights` as the project ships one; `target`: the exported one's version
+    directory. Returns the trained folder."""
+    from specdec.artifact import Artifact
+
+    trained = write_head(weights / "tiny" / "eagle", head)
+    described, path = Artifact.read(target), trained / "config.json"
+    names = ("source", "weights_sha256", "vocabulary_sha256")
+    record = {"target": {name: getattr(described, name) for name in names}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | record))
+    return trained
+
+
 def export_tiny_head(directory: Path, target: Path, head: Any, precision: str = "fp32") -> Path:
     """Export for the exported target; returns the artifact's directory, `directory`/head/1."""
     from rich.progress import Progress

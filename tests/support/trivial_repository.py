@@ -1,8 +1,10 @@
 """A model repository the real server loads in a second: no weights, echoing models."""
 
+import json
 from pathlib import Path
+from typing import Any
 
-from specdec.artifact import Artifact
+from specdec.artifact import FILE, Artifact
 
 ECHO = """\
 import os
@@ -37,8 +39,8 @@ ensemble_scheduling { step [ { model_name: "speculative" model_version: -1
 """
 
 
-def write_artifact(directory: Path, *, source: str = "tiny") -> Path:
-    """An exported model without a graph."""
+def write_artifact(directory: Path, *, source: str = "tiny", **changed: Any) -> Path:
+    """An exported model without a graph; `changed`: other fields of its description."""
     version = directory / "1"
     version.mkdir(parents=True, exist_ok=True)
     Artifact(
@@ -58,6 +60,8 @@ def write_artifact(directory: Path, *, source: str = "tiny") -> Path:
         weights_sha256="w",
         source=source,
     ).write(version)
+    description = json.loads((version / FILE).read_text())
+    (version / FILE).write_text(json.dumps(description | changed))
     (version / "model.onnx").write_bytes(b"graph")
     return directory
 

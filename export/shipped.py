@@ -1,0 +1,52 @@
+"""The heads that the project ships, and which of them was trained for a target.
+
+    weights/MODEL/eagle/            in a checkout
+    specdec/weights/MODEL/eagle/    in an installed wheel
+
+Each is a folder that `specdec train` wrote; its config.json records the target.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specdec.artifact import HEAD, Artifact, head_source, why_unfit
+from specdec.errors import InvalidArtifact
+from specdec.export.head_source import CONFIG
+
+WEIGHTS = Path(__file__).resolve().parent.parent / "weights"  # beside export/, in both layouts
+
+
+def shipped_head(target: Artifact) -> Path | None:
+    """The trained folder for this target, None where none is shipped."""
+    for path in sorted(WEIGHTS.glob(f"*/{HEAD}/{CONFIG}")):
+        if _is_of(target, json.loads(path.read_bytes()).get("target", {})):
+            return path.parent
+    return None
+
+
+def head_label(trained: Path) -> str:
+    """How a head is called in its artifact: one of ours by its model too."""
+    trained = trained.resolve()
+    is_ours = trained.is_relative_to(WEIGHTS.resolve())
+    return f"{trained.parent.name}/{trained.name}" if is_ours else trained.name
+
+
+def own_head(directory: Path, target: Artifact, shipped: Path) -> Artifact | None:
+    """The artifact in `directory` if it is a head of this target, but not of `shipped`."""
+    try:
+        found = Artifact.read(directory)
+    except InvalidArtifact:
+        return None
+    is_shipped = found.source == head_source(head_label(shipped), target)
+    return None if is_shipped or why_unfit(found, target) else found
+
+
+def _is_of(target: Artifact, recorded: dict[str, Any]) -> bool:
+    """The weights' hash finds the same file under any name; the source, other precisions."""
+    same_weights = recorded.get("weights_sha256") == target.weights_sha256
+    same_source = recorded.get("source") == target.source
+    same_tokens = recorded.get("vocabulary_sha256") == target.vocabulary_sha256
+    return same_tokens and (same_weights or same_source)
