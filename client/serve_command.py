@@ -37,8 +37,9 @@ def serve(
     ] = None,
     head: Annotated[
         Path | None,
-        typer.Option(help="Exported trained head.", show_default="in the repository, if any"),
+        typer.Option(help="Exported trained head.", show_default="in the repository, if it fits"),
     ] = None,
+    no_head: Annotated[bool, typer.Option("--no-head", help="Serve no trained head.")] = False,
     drafter: Annotated[
         str | None, typer.Option(help="The default drafter; a request may choose another.")
     ] = None,
@@ -74,7 +75,7 @@ def serve(
         speculative["num_draft_tokens"] = str(num_draft_tokens)
     if max_sequences is not None:
         speculative["max_running"] = decoders["max_sequences"] = str(max_sequences)
-    models = Models(model_repository, target, draft, head, parameters, decoders)
+    models = Models(model_repository, target, draft, head, parameters, decoders, no_head)
     ports = Ports(http_port, grpc_port, metrics_port)
     with StopSignal() as stop:
         _serve(models, ports, run_dir, verbose, stop)
@@ -117,9 +118,13 @@ def parse_settings(settings: list[str]) -> Settings:
 
 
 def _wait_ready(launched: Launched) -> None:
+    from rich.markup import escape
+
     from specdec.client.console import ERR
 
     models = launched.models
+    if models.head_left_out:
+        ERR.print(f"[yellow]note:[/] {escape(models.head_left_out)}", soft_wrap=True)
     others = {"draft": models.draft, "eagle": models.head}
     names = ["target", *(name for name, artifact in others.items() if artifact), "speculative"]
     if ERR.is_terminal:

@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from specdec import __version__
 from specdec.client.cli import app
+from specdec.client.serve_command import _wait_ready
+from specdec.launcher.launch import Launched
 from specdec.launcher.ports import HOST
+from specdec.launcher.repository import Models, compose
 from support.trivial_repository import write_artifact, write_repository
 
 CLI = [sys.executable, "-m", "specdec.client.cli"]
@@ -160,6 +163,23 @@ class TestServe:
         target = repository / "target"
         message = self.fails("--model-repository", tmp_path / "none", "--target", target)
         assert "--model-repository" in message
+
+    def test_a_head_and_none(self, repository, tmp_path):
+        message = self.fails("--model-repository", repository, "--head", tmp_path, "--no-head")
+        assert message == f"error: --head {tmp_path} and --no-head: choose one"
+
+    def test_a_head_that_does_not_fit_is_one_line(self, repository, capsys):
+        write_artifact(repository / "eagle", source="head for another", architecture="eagle")
+        composed = compose(Models(repository), repository.parent / "served")
+
+        class Server:
+            def wait_ready(self):
+                pass
+
+        _wait_ready(Launched(Server(), composed))
+        note, loading = capsys.readouterr().err.splitlines()
+        assert note.startswith(f"note: the head in {repository}/eagle is left out: it is head for")
+        assert loading == "loading target, speculative ..."
 
     def test_port_in_use(self, repository):
         with socket.create_server((HOST, 0)) as taken:

@@ -1,5 +1,6 @@
 import pytest
 
+from specdec.artifact import HEAD
 from specdec.errors import InvalidArtifact, InvalidConfig
 from specdec.launcher.repository import Models, compose, read_config
 from support.trivial_repository import write_artifact, write_repository
@@ -37,12 +38,66 @@ def test_a_draft_is_served_when_it_is_there(source, tmp_path):
     assert (tmp_path / "out" / "draft" / "1" / "specdec.json").is_file()
 
 
+def write_head(directory, **changed):
+    """A head of the target in `source`, but for what is changed."""
+    return write_artifact(directory, **{"source": "head for tiny", "architecture": HEAD, **changed})
+
+
 def test_a_head_is_served_when_it_is_there(source, tmp_path):
-    write_artifact(source / "eagle", source="head")
+    write_head(source / "eagle")
     composed = compose(Models(source), tmp_path / "out")
-    assert (composed.head.source, composed.draft) == ("head", None)
+    assert (composed.head.source, composed.draft) == ("head for tiny", None)
+    assert composed.head_left_out == ""
     assert composed.config.head_model_name == "eagle"
     assert (tmp_path / "out" / "eagle" / "1" / "specdec.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"source": "head for tin"}, "it is head for tin, the target is tiny"),
+        ({"architecture": "llama"}, "it is a llama, not a head"),
+        ({"vocabulary_sha256": "w"}, "the tokens of tiny have changed since"),
+        (
+            {"feature_layers": (0, 1)},
+            "it reads 8 numbers of layers 0,1, the target gives out 8 numbers of layers none",
+        ),
+        ({"hidden_size": 16}, "it reads 16 numbers of layers none, the target"),
+        ({"format": 1}, "format 1, this version reads 2"),
+    ],
+)
+def test_a_head_left_by_another_target_stops_no_server(source, tmp_path, changed, reason):
+    folder = write_head(source / "eagle", **changed)
+    composed = compose(Models(source), tmp_path / "out")
+    assert composed.head is None
+    assert composed.config.head_model_name == ""
+    assert not (tmp_path / "out" / "eagle").exists()
+    assert composed.head_left_out.startswith(f"the head in {folder} is left out: ")
+    assert reason in composed.head_left_out
+    assert composed.head_left_out.endswith("; `specdec export head` makes it anew")
+
+
+def test_a_head_fits_its_target_at_any_precision(source, tmp_path):
+    write_head(source / "eagle")
+    write_artifact(source / "target", precision="int4", weights_sha256="other")
+    assert compose(Models(source), tmp_path / "out").head is not None
+
+
+def test_a_head_that_was_asked_for_is_not_left_out(source, tmp_path):
+    """Its user knows better than its label; the server checks its shapes."""
+    elsewhere = write_head(tmp_path / "eagle", source="head for another checkout")
+    composed = compose(Models(source, head=elsewhere), tmp_path / "out")
+    assert composed.head.source == "head for another checkout"
+    assert composed.head_left_out == ""
+
+
+def test_no_head_where_none_is_wanted(source, tmp_path):
+    folder = write_head(source / "eagle")
+    composed = compose(Models(source, no_head=True), tmp_path / "out")
+    assert (composed.head, composed.head_left_out) == (None, "")
+    assert composed.config.head_model_name == ""
+    with pytest.raises(InvalidConfig, match=r"--head .*eagle and --no-head: choose one"):
+        compose(Models(source, head=folder, no_head=True), tmp_path / "out")
 
 
 def test_a_head_that_was_asked_for_must_exist(source, tmp_path):

@@ -242,7 +242,8 @@ def serve(
     **parameters: dict[str, str],
 ) -> Iterator[Served]:
     """Serve artifacts (directories that hold 1/); `parameters`: by model."""
-    models = Models(SOURCE, target, draft, head, parameters)
+    # What `make serve` left in the project's repository is no part of a test.
+    models = Models(SOURCE, target, draft, head, parameters, no_head=head is None)
     stop = StopSignal()
     with launch(models, ports=Ports.free(), run_dir=run_dir, stop=stop) as launched:
         launched.server.wait_ready(timeout=120)

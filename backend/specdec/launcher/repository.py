@@ -3,7 +3,8 @@
 models/speculative/{config.pbtxt, 1/model.py}     copied
 models/ensemble/{config.pbtxt, 1/}
 models/target/{config.pbtxt, 1/model.onnx ...}    linked to the artifact's files
-models/draft/...  models/eagle/...                a draft and a trained head, where there are some
+models/draft/...  models/eagle/...                a draft, and a trained head that fits the target,
+                                                  where there are some
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec.artifact import FILE, Artifact
+from specdec.artifact import FILE, Artifact, why_unfit
 from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
 from specdec.errors import InvalidArtifact, InvalidConfig
 
@@ -36,9 +37,10 @@ class Models:
     source: Path  # the project's model_repository
     target: Path | None = None  # default: source/target
     draft: Path | None = None  # default: source/draft when it holds an artifact
-    head: Path | None = None  # default: source/eagle when it holds an artifact
+    head: Path | None = None  # default: source/eagle when it holds one of this target
     parameters: Parameters = field(default_factory=dict)  # overrides by model
     decoder_parameters: Mapping[str, str] = field(default_factory=dict)  # of all that decode
+    no_head: bool = False  # serve none, wherever one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Composed:
     draft: Artifact | None
     head: Artifact | None
     config: SpeculativeConfig
+    head_left_out: str = ""  # why the head in the source is not served, one line; empty: it is
 
 
 def compose(models: Models, destination: Path) -> Composed:
@@ -61,9 +64,11 @@ def compose(models: Models, destination: Path) -> Composed:
     target_dir = models.target or models.source / TARGET
     artifacts = {TARGET: _read_artifact(target_dir, TARGET)}
     folders = {TARGET: target_dir}
-    for name, asked_for in ((DRAFT, models.draft), (HEAD, models.head)):
-        folder = asked_for or models.source / name
-        if asked_for is not None or _has_artifact(folder):
+    lying = models.source / DRAFT
+    draft = models.draft or (lying if _has_artifact(lying) else None)
+    head, left_out = _head_folder(models, artifacts[TARGET])
+    for name, folder in ((DRAFT, draft), (HEAD, head)):
+        if folder is not None:
             artifacts[name], folders[name] = _read_artifact(folder, name), folder
     served = [SPECULATIVE, ENSEMBLE, *artifacts]
     if unknown := sorted(set(models.parameters) - set(served)):
@@ -77,7 +82,31 @@ def compose(models: Models, destination: Path) -> Composed:
     for name, folder in folders.items():
         _write_decoder(folder, name, models.source, destination, parameters[name])
     config = from_parameters(SpeculativeConfig, final)
-    return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config)
+    return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config, left_out)
+
+
+def find_head(folder: Path, target: Artifact) -> tuple[Path | None, str]:
+    """`folder` if it holds a head of this target; else why not, empty where it holds nothing.
+
+    Nobody asked for a head that merely lies there: one left by another target stops no server.
+    """
+    if not _has_artifact(folder):
+        return None, ""
+    try:
+        reason = why_unfit(Artifact.read(folder / "1"), target)
+    except InvalidArtifact as error:
+        reason = str(error)
+    if not reason:
+        return folder, ""
+    return None, f"the head in {folder} is left out: {reason}; `specdec export head` makes it anew"
+
+
+def _head_folder(models: Models, target: Artifact) -> tuple[Path | None, str]:
+    if models.no_head and models.head is not None:
+        raise InvalidConfig(f"--head {models.head} and --no-head: choose one")
+    if models.no_head or models.head is not None:
+        return models.head, ""
+    return find_head(models.source / HEAD, target)
 
 
 def _has_artifact(directory: Path) -> bool:
