@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make serve   export SmolLM2-135M-Instruct once, then serve it on 127.0.0.1'
+	@echo 'make serve   export SmolLM2-135M-Instruct and its head once, then serve it on 127.0.0.1'
 	@echo 'make bench   measure speculation on the server that `make serve` started'
 	@echo 'make test    lint, type check, all tests'
 	@echo 'make test-gpu  what only an NVIDIA card can prove; says so where there is none'
@@ -47,6 +47,7 @@ $(READY): pyproject.toml
 
 serve: $(READY)
 	@$(BIN)/specdec export target --model $(MODEL) --precision $(PRECISION)
+	@$(BIN)/specdec export head --if-shipped
 	@exec $(BIN)/specdec serve $(SERVE_ARGS)
 
 bench: $(READY)
