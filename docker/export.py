@@ -1,7 +1,8 @@
 """Fills the volume that the server reads: what the compose file's `export` services run.
 
-    /models/artifacts/{target,draft}   what `specdec export` writes, kept while nothing changes
-    /models/repository                 the model repository that is served, written anew
+    /models/artifacts/{target,draft}        what `specdec export` writes, kept while nothing changes
+    /models/artifacts/{shipped-head,head}   the same of a trained head: a shipped one, or yours
+    /models/repository                      the model repository that is served, written anew
 
 Everything is set by environment variables, see .env.example. Runs to its end; the server starts
 after it.
@@ -16,11 +17,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from specdec.artifact import Artifact
 from specdec.errors import SpecdecError
-from specdec.launcher.repository import Models, compose
+from specdec.launcher.repository import Models, compose, find_head
 
 PROJECT = Path(__file__).resolve().parent
 VOLUME = Path(os.environ.get("VOLUME", "/models"))
+NO_HEAD = "none"  # HEAD_MODEL's word
 
 # Variable -> option of `specdec export` for a plan.
 _TENSORRT = {
@@ -58,6 +61,27 @@ def export_command(role: str, environment: Mapping[str, str], volume: Path) -> l
     return command
 
 
+def head_folder(environment: Mapping[str, str], volume: Path) -> Path | None:
+    """Where the head that is asked for is exported to; None: no head.
+
+    A head takes its target's tables from the graph, and a plan has none: by itself only ONNX
+    Runtime's target gets one.
+    """
+    model = environment.get("HEAD_MODEL") or ""
+    on_card = (environment.get("RUNTIME") or "onnxruntime") != "onnxruntime"
+    if model == NO_HEAD or (on_card and not model):
+        return None
+    # Apart: the exporter keeps a head of yours where it is asked for the shipped one.
+    return volume / "artifacts" / ("head" if model else "shipped-head")
+
+
+def head_command(environment: Mapping[str, str], volume: Path, output: Path) -> list[str]:
+    """Arguments of `specdec` that export the head; without HEAD_MODEL the shipped one, if any."""
+    model = environment.get("HEAD_MODEL")
+    command = ["export", "head", "--target", str(volume / "artifacts" / "target")]
+    return [*command, "--output", str(output), *(["--model", model] if model else ["--if-shipped"])]
+
+
 def served_models(environment: Mapping[str, str], volume: Path, project: Path) -> Models:
     """What the repository is composed from."""
     parameters: dict[str, dict[str, str]] = {}
@@ -67,10 +91,17 @@ def served_models(environment: Mapping[str, str], volume: Path, project: Path) -
     decoders = {p: v for n, p in _DECODER_PARAMETERS.items() if (v := environment.get(n))}
     artifacts = volume / "artifacts"
     draft = artifacts / "draft" if environment.get("DRAFT_MODEL") else None
+    head = head_folder(environment, volume)
+    if head is not None:  # what lies there may be an earlier target's
+        head, left_out = find_head(head, Artifact.read(artifacts / "target" / "1"))
+        if left_out:
+            print(f"note: {left_out}")
     return Models(
         project / "model_repository",
         target=artifacts / "target",
         draft=draft,
+        head=head,
+        no_head=head is None,
         parameters=parameters,
         decoder_parameters=decoders,
     )
@@ -86,13 +117,18 @@ def fill(environment: Mapping[str, str], volume: Path = VOLUME, project: Path = 
     # The draft first: it is compiled soon, and the target is refused if both do not fit the card.
     for role in ("draft", "target"):
         if environment.get(f"{role.upper()}_MODEL"):
-            command = export_command(role, environment, volume)
-            subprocess.run([sys.executable, "-m", "specdec.client.cli", *command], check=True)
+            _specdec(export_command(role, environment, volume))
+    if (head := head_folder(environment, volume)) is not None:
+        _specdec(head_command(environment, volume, head))
     fresh, repository = volume / ".repository", volume / "repository"
     shutil.rmtree(fresh, ignore_errors=True)
     compose(served_models(environment, volume, project), fresh)
     shutil.rmtree(repository, ignore_errors=True)
     fresh.rename(repository)
+
+
+def _specdec(command: list[str]) -> None:
+    subprocess.run([sys.executable, "-m", "specdec.client.cli", *command], check=True)
 
 
 def main() -> None:

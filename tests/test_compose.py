@@ -164,7 +164,7 @@ def test_what_the_image_copies_exists_and_reaches_the_build(stage):
 
 def test_exported_models_stay_out_of_the_image():
     ignore = (PROJECT / ".dockerignore").read_text().splitlines()
-    for model in ("target", "draft"):
+    for model in ("target", "draft", "eagle"):
         assert any(fnmatch(f"model_repository/{model}/1/model.onnx", line) for line in ignore)
 
 

@@ -12,10 +12,12 @@ import typer
 from specdec.artifact import Artifact
 from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
 from specdec.errors import InvalidConfig
+from specdec.export import shipped
 from specdec.export.cli import app
 from specdec.launcher.repository import read_config
 from support.docker_export import module
 from support.docker_files import PROJECT, compose
+from support.heads import random_head, ship_head, write_head
 from support.tiny import write_tiny_llama
 
 COMMAND = typer.main.get_command(app)
@@ -67,6 +69,29 @@ def test_nothing_of_tensorrt_is_said_on_the_processor(tmp_path):
     empty = {"RUNTIME": "tensorrt", "TARGET_MODEL": "a", "TARGET_PRECISION": "", "MAX_ROWS": ""}
     command = export.export_command("target", empty, tmp_path)
     assert not {"--precision", "--max-rows", "--beside"} & set(command)
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder", "chosen"),
+    [
+        ({}, "shipped-head", (None, True)),
+        ({"HEAD_MODEL": ""}, "shipped-head", (None, True)),
+        ({"HEAD_MODEL": "/checkpoints/x"}, "head", (Path("/checkpoints/x"), False)),
+        ({"HEAD_MODEL": "none"}, None, ()),
+        ({"RUNTIME": "tensorrt"}, None, ()),  # a plan holds no tables for a head to take
+        ({"RUNTIME": "tensorrt", "HEAD_MODEL": "x"}, "head", (Path("x"), False)),
+    ],
+)
+def test_the_head_s_command(tmp_path, environment, folder, chosen):
+    output = export.head_folder(environment, tmp_path)
+    assert output == (folder and tmp_path / "artifacts" / folder)
+    if output is None:
+        return
+    command = export.head_command(environment, tmp_path, output)
+    assert command[:2] == ["export", "head"]
+    values = COMMAND.commands["head"].make_context("head", command[2:]).params
+    assert (values["model"], values["if_shipped"]) == chosen
+    assert (values["target"], values["output"]) == (tmp_path / "artifacts/target", output)
 
 
 def test_the_compose_file_sets_only_what_the_script_reads():
@@ -124,6 +149,31 @@ def test_a_volume_is_filled_and_filled_again(tmp_path):
     export.fill({**environment, "DRAFT_MODEL": ""}, volume, PROJECT)
     assert {p.name for p in repository.iterdir()} == {"speculative", "ensemble", "target"}
     assert (volume / "artifacts/target/1/model.onnx").stat().st_mtime_ns == written
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_head_that_is_shipped_for_the_target_is_served(tmp_path, monkeypatch, capsys):
+    model, other = (write_tiny_llama(tmp_path / n, seed=i) for i, n in enumerate(("a", "b")))
+    volume, repository = tmp_path / "models", tmp_path / "models/repository"
+    monkeypatch.setattr(shipped, "WEIGHTS", tmp_path / "weights")
+
+    def served(model: Path, **environment: str) -> str:
+        """Whose head; empty: none."""
+        export.fill({"TARGET_MODEL": str(model), **environment}, volume, PROJECT)
+        named = parameters(repository / "speculative")["head_model_name"]
+        assert (repository / "eagle").exists() == bool(named)
+        return Artifact.read(repository / named / "1").source if named else ""
+
+    assert served(model) == ""
+    ship_head(tmp_path / "weights", random_head(model)[0], volume / "artifacts/target/1")
+    assert served(model) == f"tiny/eagle for {model}"
+    assert served(model, HEAD_MODEL="none") == ""
+    trained = write_head(tmp_path / "trained", random_head(model, seed=1)[0])
+    assert served(model, HEAD_MODEL=str(trained)) == f"trained for {model}"
+    assert served(model) == f"tiny/eagle for {model}"
+    assert capsys.readouterr().out == ""
+    assert served(other) == ""
+    assert capsys.readouterr().out.startswith(f"note: the head in {volume}/artifacts/shipped-head")
 
 
 def test_a_failed_export_leaves_what_is_served(tmp_path, capfd):

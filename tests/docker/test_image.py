@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from specdec.export.head_source import identity
 from specdec.launcher.ports import Ports
 from support.docker_files import PROJECT, compose, context_copies, stage_instructions
 from support.tiny import write_tiny_llama
@@ -122,6 +123,18 @@ def volume(root: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_installed_package_is_the_wheel(python):
     code = "import specdec, specdec.export, specdec.client; print(specdec.__file__)"
     assert Path(run(python, "-c", code, cwd="/").strip()).is_relative_to(python.parents[1])
+
+
+def test_the_wheel_carries_the_shipped_heads(python):
+    code = (
+        "import json; from specdec.export.head_source import identity\n"
+        "from specdec.export.shipped import WEIGHTS\n"
+        "print(json.dumps({str(p.relative_to(WEIGHTS)): identity(p) for p in WEIGHTS.glob('*/*')}))"
+    )
+    shipped = sorted(p.parent for p in (PROJECT / "weights").glob("*/eagle/model.safetensors"))
+    wanted = {str(p.relative_to(PROJECT / "weights")): identity(p) for p in shipped}
+    assert wanted
+    assert json.loads(run(python, "-c", code, cwd="/")) == wanted
 
 
 def test_the_image_holds_no_exported_model(root):
