@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from specdec.artifact import HEAD, STATIC_IDS, Artifact, head_source
+from specdec.artifact import HEAD, STATIC_IDS, Artifact, head_source, why_unfit
 from specdec.errors import InvalidArtifact, UnsupportedModel
 from specdec.export.exporter import (
     VERSION_DIRECTORY,
@@ -58,8 +58,8 @@ def export_head(
         "specdec.exporter": str(VERSION),
     }
     found = None if force else up_to_date(directory, provenance)
-    # The target may give out other layers now, with the same weights.
-    if found is not None and found.feature_layers == of_target.feature_layers:
+    # The same weights may have another name now, or give out other layers.
+    if found is not None and not why_unfit(found, of_target):
         write_config(output)
         return Exported(found, directory, True, None)
     head = TrainedHead.read(trained)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.artifact import HEAD, Artifact
+from specdec.artifact import HEAD, Artifact, why_unfit
 from specdec.errors import InvalidArtifact, SpecdecError, UnsupportedModel
 from specdec.export.head_exporter import export_head
 from specdec.export.quantize import Precision
@@ -68,14 +68,29 @@ def test_what_is_kept_is_found_without_torch(parts, tmp_path):
         assert (line.partition(":")[0], torch) == (state, str(imported))
 
 
+def redescribed(target: Path, copy: Path, **changed: object) -> Path:
+    """The same weights under another description."""
+    shutil.copytree(target, copy)
+    description = json.loads((copy / "specdec.json").read_text())
+    (copy / "specdec.json").write_text(json.dumps({**description, **changed}))
+    return copy
+
+
 def test_the_same_weights_that_give_out_other_layers_now_are_refused(parts, tmp_path, progress):
     assert not run(parts, tmp_path, progress).reused
-    changed = tmp_path / "target"
-    shutil.copytree(parts[1], changed)
-    description = json.loads((changed / "specdec.json").read_text())
-    (changed / "specdec.json").write_text(json.dumps({**description, "feature_layers": [1]}))
+    target = redescribed(parts[1], tmp_path / "target", feature_layers=[1])
     with pytest.raises(InvalidArtifact, match=r"--features 0,1,2$"):
-        run((parts[0], changed), tmp_path, progress)
+        run((parts[0], target), tmp_path, progress)
+
+
+def test_a_target_of_another_name_gets_a_head_that_fits_it(parts, tmp_path, progress):
+    """Else `serve` would leave out what `export head` calls up to date."""
+    assert not run(parts, tmp_path, progress).reused
+    target = redescribed(parts[1], tmp_path / "target", source="/moved")
+    again = run((parts[0], target), tmp_path, progress)
+    assert not again.reused
+    assert why_unfit(again.artifact, Artifact.read(target)) == ""
+    assert why_unfit(again.artifact, Artifact.read(parts[1])) != ""
 
 
 def test_a_target_that_gives_out_other_layers_is_refused(parts, tmp_path, progress):

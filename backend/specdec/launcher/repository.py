@@ -98,7 +98,7 @@ def find_head(folder: Path, target: Artifact) -> tuple[Path | None, str]:
         reason = str(error)
     if not reason:
         return folder, ""
-    return None, f"the head in {folder} is left out: {reason}; `specdec export head` makes it anew"
+    return None, f"the head in {folder} is left out: {reason}"
 
 
 def _head_folder(models: Models, target: Artifact) -> tuple[Path | None, str]:
