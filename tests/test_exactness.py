@@ -16,6 +16,7 @@ from specdec.speculation import verifier
 from specdec.speculation.acceptance import accept
 from specdec.speculation.tokenization import TextTokenizer
 from specdec.types import SamplingParams
+from specdec.wire import RemoteDecoder
 from support.decoding import generate
 from support.heads import export_tiny_head, random_head
 from support.service import InProcessServer
@@ -89,6 +90,43 @@ def test_every_draft_length_gives_the_same_bits(server, reference, name, drafter
             PROMPT, num_draft_tokens=num_draft_tokens, drafter=drafter, **REQUESTS[name]
         )
         assert answer(client) == reference[name], (drafter, num_draft_tokens)
+
+
+@pytest.fixture
+def stops(monkeypatch):
+    """Lets a draft model lose its confidence anywhere; returns how many draft tokens were left out
+    of each of its calls."""
+    rng, missing = random.Random(0), []
+    extend = RemoteDecoder.extend
+
+    def losing(decoder, calls):
+        if not any(call.num_draft_steps for call in calls):
+            return extend(decoder, calls)  # the target's
+        leasts = [rng.choice((float("-inf"), -10 * rng.random())) for _ in calls]
+        result = extend(
+            decoder,
+            [c._replace(least_logprob=p) for c, p in zip(calls, leasts, strict=True)],
+        )
+        for call, found in zip(calls, result.sequences, strict=True):
+            missing.append(call.num_outputs + call.num_draft_steps - len(found.token_ids))
+        return result
+
+    monkeypatch.setattr(RemoteDecoder, "extend", losing)
+    return missing
+
+
+def test_drafts_that_stop_give_the_same_bits(server, reference, stops):
+    """Each sequence of a batch somewhere else, in every step."""
+    server.service.metrics.take()
+    clients = [
+        (name, server.submit(PROMPT, num_draft_tokens=k, drafter="draft_model", **sampling))
+        for name, sampling in REQUESTS.items()
+        for k in (2, 5, 16)
+    ]
+    for name, client in clients:
+        assert answer(client) == reference[name]
+    assert "draft_errors_total" not in server.service.metrics.take().counters
+    assert 0.1 * len(stops) < sum(size > 0 for size in stops) < 0.8 * len(stops)
 
 
 @pytest.mark.parametrize("seed", range(3))
