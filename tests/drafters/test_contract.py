@@ -22,18 +22,25 @@ from support.engine import DRAFTERS, Harness, make_drafter
 from support.fakes import VOCAB_SIZE, ScriptedDecoder, hash_text, reference_text
 from support.scripted_head import ScriptedHead, show
 
-NAMES = [name for name in drafter_names() if name != NONE]
+NAMES = [*(name for name in drafter_names() if name != NONE), "auto+head"]
 # A carry comes from a branch: a drafter of chains that keeps a cache of its own never meets one,
 # and its model has no place for an empty text, which no request has.
-MODEL_FREE = [name for name in NAMES if not drafter_class(name).uses_model]
+MODEL_FREE = [
+    name for name in NAMES if name == "auto" or ("+" not in name and not drafter_class(name).model)
+]
 TOKENS = st.integers(0, 4)  # few: texts repeat themselves
 
 
 def make(name, next_token=hash_text):
-    kind = drafter_class(name)
-    if not kind.uses_model:
+    kind = drafter_class(name.removesuffix("+head"))
+    if name in MODEL_FREE:
         return kind()
-    return kind((ScriptedHead if kind.needs_features else ScriptedDecoder)(next_token))
+    return kind((ScriptedHead if kind.model == "head" else ScriptedDecoder)(next_token))
+
+
+def model_of(drafter):
+    """The scripted model behind it."""
+    return drafter._head._head if drafter.needs_features else drafter._decoder
 
 
 def view_of(token_ids, sequence_id=1, carry=(), num_prompt_tokens=None):
@@ -77,8 +84,11 @@ def candidates(drafter, token_ids, output_ids):
 
 
 def footprint(drafter):
-    """Of all it remembers, beside what its decoder does."""
-    return len(pickle.dumps({k: v for k, v in vars(drafter).items() if k != "_decoder"}))
+    """Of all it remembers, beside what its model does."""
+    known = {k: v for k, v in vars(drafter).items() if k not in {"_decoder", "_head"}}
+    if drafter.needs_features:
+        known |= {k: v for k, v in vars(drafter._head).items() if k != "_head"}
+    return len(pickle.dumps(known))
 
 
 class Lifecycle(RuleBasedStateMachine):
@@ -154,13 +164,13 @@ class Lifecycle(RuleBasedStateMachine):
     def teardown(self):
         """Whatever happened, nothing of a sequence is left once all have ended."""
         fresh = make(self.name)
-        if fresh.uses_model:  # it asks its model once
+        if self.name not in MODEL_FREE:  # it asks its model once
             propose(fresh, [view_of([1])], [1])
             fresh.end([1])
         self.drafter.end([*self.texts])
         assert abs(footprint(self.drafter) - footprint(fresh)) < 100
-        if fresh.uses_model:
-            assert not self.drafter._decoder.caches
+        if self.name not in MODEL_FREE:
+            assert not model_of(self.drafter).caches
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,7 +239,7 @@ def test_sequences_do_not_disturb_one_another(name):
     """The other writes other tokens: all that the two share is a memory of what follows what."""
 
     def run(with_other):
-        drafter, rng, found = make(name), random.Random(0), []
+        drafter, rng, found = make(name, lambda text: text[-1]), random.Random(0), []
         texts = (
             {1: [1, 2, 3, 1, 2], 2: [20, 21, 20, 21, 22]} if with_other else {1: [1, 2, 3, 1, 2]}
         )

@@ -7,9 +7,10 @@ from math import exp
 import numpy as np
 import pytest
 
-from specdec.drafters import eagle
+from specdec.drafters import _head, eagle
+from specdec.drafters._head import MAX_DEPTH, WIDTH
 from specdec.drafters.base import DraftView, Judge, undecided
-from specdec.drafters.eagle import FIRST_ODDS, MAX_DEPTH, WIDTH, EagleDrafter
+from specdec.drafters.eagle import FIRST_ODDS, EagleDrafter
 from specdec.errors import DecoderFailed
 from specdec.types import SamplingParams, Verdict
 from support.engine import Harness, make_drafter
@@ -64,7 +65,7 @@ def test_waiting_rows_keep_nothing_else_alive():
     drafter = EagleDrafter(ScriptedHead())
     frame = np.concatenate([states(PROMPT, 0, 3), np.zeros((1000, FEATURE_SIZE), np.float16)])
     drafter.absorb(view_of(PROMPT), 0, frame[:3])
-    assert all(part.base is None for part in drafter._states[1].pending)
+    assert all(part.base is None for part in drafter._head._states[1].pending)
 
 
 def test_nothing_new_is_no_call():
@@ -89,7 +90,7 @@ def test_a_head_begins_behind_what_the_target_had_cached():
 
 
 def test_a_long_text_is_caught_up_in_parts(monkeypatch):
-    monkeypatch.setattr(eagle, "CATCH_UP_ROWS", 3)
+    monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
     head = ScriptedHead()
     drafter = EagleDrafter(head)
     text = [*PROMPT, 7]
@@ -129,14 +130,16 @@ def test_a_tree_takes_the_passes_that_are_paid_for():
     drafter = EagleDrafter(head)
     views = [view_of(PROMPT, 1), view_of(PROMPT, 2)]
     show(drafter, views)
-    found = drafter.propose(views, [6, 6], undecided._replace(passes={1: 2})).proposals
+    found = drafter.propose(
+        views, [6, 6], undecided._replace(passes=lambda ids, _: [2, 8])
+    ).proposals
     assert [call.max_depth for call in head.calls[0]] == [2, 6]
     assert [len(p.token_ids) for p in found] == [6, 6]
     assert [max(p.depths) for p in found] == [1, 5]
 
 
 def test_omens_say_how_sure_the_head_is():
-    buckets = [odds for omen, odds in FIRST_ODDS.items() if omen]
+    buckets = list(FIRST_ODDS.values())
     assert buckets == sorted(buckets)
     drafter = EagleDrafter(ScriptedHead())
     show(drafter, [view_of(PROMPT)])
@@ -148,8 +151,6 @@ def test_omens_say_how_sure_the_head_is():
 
 def test_buckets_hold_their_middle():
     for omen, middle in FIRST_ODDS.items():
-        if not omen:
-            continue
         draft = eagle.HeadDraft((1,), (-1,), (np.log(middle),))
         assert eagle._proposal(draft).omens == (omen,)
         assert 0 < middle < 1
@@ -184,7 +185,7 @@ def test_a_failed_call_is_raised_and_leaves_nothing_after_the_end():
         propose(drafter, view_of(PROMPT))
     drafter.end([1])
     assert not head.caches
-    assert not drafter._states
+    assert not drafter._head._states
 
 
 def test_a_text_longer_than_the_head_gets_no_drafts():

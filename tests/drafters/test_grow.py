@@ -40,7 +40,7 @@ def follow_in(table):
 
 def grow_in(table, odds, max_tokens=8, least=0.0):
     follow = follow_in(table)
-    return grow(ROOT, follow, lambda o, d: odds[o, d], max_tokens=max_tokens, least=least)
+    return grow(ROOT, follow, lambda o, d: odds[o, d], max_tokens=max_tokens, least=least).proposal
 
 
 def all_paths(table, odds):
@@ -125,7 +125,8 @@ def test_nothing_follows():
 
 def test_it_is_not_deeper_than_a_verdict_can_use(monkeypatch):
     monkeypatch.setattr(_grow, "MAX_DEPTH", MAX_DEPTH)
-    proposal = grow(ROOT, follow_in({0: [0]}), lambda o, d: 1.0, max_tokens=64, least=0.0)
+    tree = grow(ROOT, follow_in({0: [0]}), lambda o, d: 1.0, max_tokens=64, least=0.0)
+    proposal = tree.proposal
     assert proposal.parents == tuple(range(-1, MAX_DEPTH - 1))
 
 

@@ -96,9 +96,7 @@ def test_a_small_change_does_not_change_the_length():
     bench.teach(0, 0.6)
     (length,), _ = bench.plan(member())
     step = Step(1, 0.1, 10.0, bench.target.predict_from(1, 1, CAP))
-    _, worth = bench.planner.weigh(
-        [member()], bench.outlook.survival([0], [Proposal((1,) * CAP)]), step
-    )
+    worth = bench.planner.weigh([member()], step).worth
     other = max((k for k in range(CAP + 1) if k != length), key=worth.__getitem__)
     assert worth[length] - worth[other] < 0.05
     bench.planner._last = {0: other}

@@ -43,7 +43,7 @@ def test_it_comes_back_as_the_same_costs(world, batch):
         rows = batch * each
         expected = world.controller.prices.target.predict(batch, rows)
         assert known.target.predict(batch, rows) == pytest.approx(expected, rel=0.08)
-        expected = world.controller.drafts["model"].predict(batch, rows)
+        expected = world.controller.models["model"].cost.predict(batch, rows)
         assert known.drafts["model"].predict(batch, rows) == pytest.approx(expected, rel=0.08)
 
 

@@ -28,7 +28,8 @@ from support.fakes import (
 from support.scripted_head import ScriptedHead
 
 DRAFTERS = (
-    "none", "ngram", "recycle", "auto", "scripted", "scripted_tree", "draft_model", "eagle"
+    "none", "ngram", "recycle", "auto", "scripted", "scripted_tree", "draft_model", "eagle",
+    "auto+head",
 )  # fmt: skip
 
 
@@ -36,8 +37,9 @@ def make_drafter(name, draft=None, is_wrong=lambda position: False, **sizes):
     """Every drafter kind the engine knows, over scripted models of these sizes."""
     if name == "draft_model":
         return DraftModelDrafter(draft or ScriptedDecoder(wrong_at(is_wrong), **sizes))
-    if name == "eagle":
-        return EagleDrafter(draft or ScriptedHead(wrong_at(is_wrong), **sizes))
+    if name in {"eagle", "auto+head"}:
+        kind = EagleDrafter if name == "eagle" else AutoDrafter
+        return kind(draft or ScriptedHead(wrong_at(is_wrong), **sizes))
     return {
         "none": lambda: None,
         "ngram": NgramDrafter,

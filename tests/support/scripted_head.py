@@ -121,7 +121,7 @@ def show(drafter, views, first: int = 0) -> None:
     if not drafter.needs_features:
         return
     for view in views:
-        state = drafter._states.get(view.sequence_id)
+        state = drafter._head._states.get(view.sequence_id)
         start = state.end if state else first
         texts = [view.token_ids[: p + 1] for p in range(start, len(view.token_ids) - 1)]
         rows = [features_after(text) for text in texts]

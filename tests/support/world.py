@@ -12,7 +12,7 @@ from specdec.drafters._grow import Branch, grow
 from specdec.speculation.acceptance import accept, lay_out
 from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
-from specdec.speculation.planner import Candidate
+from specdec.speculation.planner import Candidate, DraftModel
 from specdec.speculation.rows import on_trunk
 from specdec.types import PassCost, Proposal
 
@@ -59,10 +59,10 @@ class World:
 
     def __post_init__(self) -> None:
         model = fitted(self.cost, self.draft_share, self.num_slots)
-        drafts = {"model": model} if self.drafter == "model" else {}
+        models = {"model": DraftModel(model)} if self.drafter == "model" else {}
         target = fitted(self.table or self.cost, 1.0, self.num_slots)
         names = ["free", "model", "tree"]
-        self.controller = Controller(target, drafts, names, clock=lambda: self.now)
+        self.controller = Controller(target, models, names, clock=lambda: self.now)
         self._random = random.Random(self.seed)
         self._undrafted: dict[int, int] = {}
 
@@ -168,7 +168,8 @@ class TreeWorld(World):
             return Proposal()
         judge = self.controller.judge("tree")
         odds = judge.odds(candidate.sequence_id)
-        return grow(Branch(0, 0, 0), _ranks, odds, max_tokens=limit, least=judge.least)
+        tree = grow(Branch(0, 0, 0), _ranks, odds, max_tokens=limit, least=judge.least)
+        return tree.proposal
 
     def expected(self, alpha: float, proposal: Proposal) -> float:
         """What a branch brings counts here, though it is written in the next step."""
@@ -197,7 +198,7 @@ class TreeWorld(World):
         odds = ranks_of(alpha)
         best = grow(
             Branch(0, 0, 0), _ranks, lambda omen, _: odds[omen - 1], max_tokens=length, least=0.0
-        )
+        ).proposal
         paths = path_odds(best, alpha)
         trunk = on_trunk([best], length)[0].tolist()
         carried = sum(p for p, is_trunk in zip(paths, trunk, strict=True) if not is_trunk)

@@ -15,6 +15,7 @@ from specdec.drafters.base import Odds
 from specdec.types import Proposal
 
 MAX_DEPTH = 16
+ELSEWHERE = -2
 
 
 class Branch(NamedTuple):
@@ -24,6 +25,24 @@ class Branch(NamedTuple):
     token_id: int
     omen: int
     place: int = -1  # where in the text it was copied from; -1: it was not
+    node: int = ELSEWHERE  # which draft token of a head's tree it is; -1: the end of the text
+
+
+class Tree(NamedTuple):
+    """A proposal, and what it was chosen by."""
+
+    proposal: Proposal
+    odds: tuple[float, ...]  # P(it and all it follows hold) of each draft token
+
+    @property
+    def trunk_odds(self) -> list[float]:
+        """Of its likeliest token, the likeliest behind that, and so on."""
+        tip, found = -1, []
+        for node, parent in enumerate(self.proposal.parents):
+            if parent == tip:
+                tip = node
+                found.append(self.odds[node])
+        return found
 
 
 def grow(
@@ -33,7 +52,7 @@ def grow(
     *,
     max_tokens: int,
     least: float,
-) -> Proposal:
+) -> Tree:
     """The best tree of at most `max_tokens`, the likeliest first.
 
     Args:
@@ -44,6 +63,7 @@ def grow(
     token_ids: list[int] = []
     omens: list[int] = []
     parents: list[int] = []
+    paths: list[float] = []
     # (-odds of the path, number of the entry, parent, depth, branch): the number breaks ties.
     heap: list[tuple[float, int, int, int, Branch]] = []
     num_entries = 0
@@ -62,6 +82,7 @@ def grow(
         token_ids.append(branch.token_id)
         omens.append(branch.omen)
         parents.append(parent)
+        paths.append(-negative)
         if depth + 1 < MAX_DEPTH and len(token_ids) < max_tokens:
             push(branch, -negative, len(token_ids) - 1, depth + 1)
-    return Proposal(tuple(token_ids), tuple(omens), tuple(parents))
+    return Tree(Proposal(tuple(token_ids), tuple(omens), tuple(parents)), tuple(paths))

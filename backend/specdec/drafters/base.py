@@ -11,12 +11,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from specdec.types import Decoder, Features, Proposal, SamplingParams, Verdict
+from specdec.types import Decoder, Features, Head, Proposal, SamplingParams, Verdict
 
 # (omen, depth) -> P(a draft token of that omen holds | its parent does), as learned so far.
 Odds = Callable[[int, int], float]
+
+
+# (sequence ids, for each P(it and all before it hold) of the draft tokens it has without the
+# model) -> how many passes of the model pay for each.
+Passes = Callable[[Seq[int], Seq[Seq[float]]], list[int]]
+
+MANY_PASSES = 64
+
+
+def _even(omen: int, depth: int) -> float:
+    return 0.5
+
+
+def _many(sequence_ids: Seq[int], free: Seq[Seq[float]]) -> list[int]:
+    return [MANY_PASSES] * len(sequence_ids)
 
 
 class Judge(NamedTuple):
@@ -24,12 +39,7 @@ class Judge(NamedTuple):
 
     odds: Callable[[int], Odds]  # by sequence id
     least: float = 0.02  # a draft token less likely than that cannot pay
-    # By sequence id: how many passes of a draft model are paid for; else as many as tokens.
-    passes: Mapping[int, int] = MappingProxyType({})
-
-
-def _even(omen: int, depth: int) -> float:
-    return 0.5
+    passes: Passes = _many  # for a drafter that grows trees with a model; asked once a step
 
 
 undecided = Judge(lambda sequence_id: _even)  # has seen nothing
@@ -50,23 +60,35 @@ class DraftView(NamedTuple):
         return [*self.token_ids, *self.carry] if self.carry else self.token_ids
 
 
+class Asked(NamedTuple):
+    """One sequence's share of a call to the drafter's model."""
+
+    num_passes: int
+    num_rows: int  # tokens of the text that the model was shown
+    num_left: int = 0  # and that it has still not seen
+
+
 class ProposeResult(NamedTuple):
     proposals: list[Proposal]  # one per view, in order
-    compute_seconds: float = 0.0  # inside a draft model; 0 where there is none
-    failed: tuple[int, ...] = ()  # indexes of views this drafter cannot serve any more
+    model_seconds: float = 0.0  # that the call to a model took; 0 where there was none
+    failed: tuple[int, ...] = ()  # indexes of views whose sequence the model refused
+    asked: Mapping[int, Asked] = MappingProxyType({})  # by index of the view
 
 
 class Drafter(ABC):
     """Proposes draft tokens. Any proposal is safe: the target checks each one."""
 
     name: ClassVar[str]
-    uses_model: ClassVar[bool] = False  # needs a draft decoder
-    needs_features: ClassVar[bool] = False  # the target's hidden states, for `absorb`
+    model: ClassVar[Literal["draft", "head"] | None] = None  # what it calls
+    needs_model: ClassVar[bool] = True  # False: it does without where a server has none
+    # It asks `Judge.passes` how many passes of its model pay; else that many tokens are the limit.
+    grows_trees: ClassVar[bool] = False
     num_candidates: ClassVar[int] = 0  # of the target's likeliest tokens, for `observe`
-    first_odds: ClassVar[Mapping[int, float]] = {}  # by omen, before anything was seen; else 0.5
+    first_odds: Mapping[int, float] = MappingProxyType({})  # by omen, unseen; else 0.5
+    needs_features: bool = False  # the target's hidden states, for `absorb`
 
-    def __init__(self, decoder: Decoder | None = None) -> None:
-        """`decoder` is given only to a class with `uses_model`."""
+    def __init__(self, model: Decoder | Head | None = None) -> None:
+        """`model`: of the kind that `Drafter.model` names, if the server has one."""
 
     def begin(self, view: DraftView) -> None:
         """A sequence was admitted; its prompt is known, nothing has been generated."""

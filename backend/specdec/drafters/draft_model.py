@@ -6,13 +6,14 @@ the target's are coupled and agree more often than independent draws would.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from specdec.drafters._calls import gather
-from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.types import Decoder, DecoderInfo, Extend, Proposal, Verdict
+from specdec.drafters.base import Asked, Drafter, DraftView, Judge, ProposeResult, undecided
+from specdec.types import Decoder, DecoderInfo, Extend, Head, Proposal, Verdict
 
 CATCH_UP_TOKENS = 256  # rows one call may spend on a sequence the draft has not followed
 
@@ -33,12 +34,12 @@ class DraftModelDrafter(Drafter):
     """Any exported model with the target's tokenizer."""
 
     name: ClassVar[str] = "draft_model"
-    uses_model: ClassVar[bool] = True
+    model: ClassVar = "draft"
 
-    def __init__(self, decoder: Decoder | None = None) -> None:
-        super().__init__(decoder)
-        assert decoder is not None, "the draft_model drafter needs a decoder"
-        self._decoder = decoder
+    def __init__(self, model: Decoder | Head | None = None) -> None:
+        super().__init__()
+        assert model is not None, "the draft_model drafter needs a decoder"
+        self._decoder = cast(Decoder, model)
         self._info: DecoderInfo | None = None
         self._states: dict[int, DraftState] = {}
 
@@ -51,13 +52,18 @@ class DraftModelDrafter(Drafter):
         calls, failed = gather(views, limits, self._extend, model="draft model")
         if not calls:
             return ProposeResult(proposals, failed=failed)
+        began = time.perf_counter()
         result = self._decoder.extend(list(calls.values()))
+        seconds = time.perf_counter() - began
+        asked: dict[int, Asked] = {}
         for (index, call), sampled in zip(calls.items(), result.sequences, strict=True):
             state = self._states[call.sequence_id]
             state.num_cached = call.start + len(call.token_ids)
             state.num_drafted = len(sampled.token_ids)
             proposals[index] = Proposal(sampled.token_ids)
-        return ProposeResult(proposals, result.compute_seconds, failed)
+            num_left = len(views[index].token_ids) - state.num_cached
+            asked[index] = Asked(max(state.num_drafted, 1), len(call.token_ids), num_left)
+        return ProposeResult(proposals, seconds, failed, asked)
 
     def _extend(self, view: DraftView, limit: int) -> Extend | None:
         """This sequence's share of the call; None when the draft cannot hold the sequence."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.types import Decoder, Proposal
+from specdec.types import Decoder, Head, Proposal
 
 MAX_MATCH = 16  # a longer match says nothing more
 MAX_OMEN = 5  # matches at least this long are judged together
@@ -60,8 +60,8 @@ class NgramDrafter(Drafter):
 
     name: ClassVar[str] = "ngram"
 
-    def __init__(self, decoder: Decoder | None = None) -> None:
-        super().__init__(decoder)
+    def __init__(self, model: Decoder | Head | None = None) -> None:
+        super().__init__(model)
         self._indexes: dict[int, Index] = {}
 
     def propose(

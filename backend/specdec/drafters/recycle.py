@@ -14,7 +14,7 @@ from typing import ClassVar
 from specdec.drafters._grow import Branch, grow
 from specdec.drafters._memory import WIDTH, Memory
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.types import Decoder, Verdict
+from specdec.types import Decoder, Head, Verdict
 
 # Omens: by rank, after a known pair of tokens or after a known single one. They are what a server
 # starts from, and soon learned.
@@ -29,8 +29,8 @@ class RecycleDrafter(Drafter):
     num_candidates: ClassVar[int] = WIDTH
     first_odds = FIRST_ODDS
 
-    def __init__(self, decoder: Decoder | None = None) -> None:
-        super().__init__(decoder)
+    def __init__(self, model: Decoder | Head | None = None) -> None:
+        super().__init__(model)
         self._memory = Memory()
 
     def propose(
@@ -44,7 +44,7 @@ class RecycleDrafter(Drafter):
                     judge.odds(view.sequence_id),
                     max_tokens=limit,
                     least=judge.least,
-                )
+                ).proposal
                 for view, limit in zip(views, limits, strict=True)
             ]
         )

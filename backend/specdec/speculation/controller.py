@@ -18,13 +18,14 @@ from functools import partial
 
 import numpy as np
 
-from specdec.drafters.base import Judge
+from specdec.drafters.base import MANY_PASSES, Judge
 from specdec.speculation.choice import Choice, choose
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Pace, Reason, reason_for
-from specdec.speculation.planner import Candidate, Planner, Step, planners
+from specdec.speculation.planner import Candidate, DraftModel, Step
 from specdec.speculation.prices import Prices
+from specdec.speculation.tree_planner import planners
 from specdec.types import Proposal, Speedup
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
@@ -38,20 +39,20 @@ class Controller:
     def __init__(
         self,
         target: CostModel,
-        drafts: dict[str, CostModel],
+        models: Mapping[str, DraftModel],
         drafter_names: Seq[str],
         first_odds: Mapping[str, Mapping[int, float]] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
-            drafts: the cost model of each drafter that calls a model; others cost only the time
-                that passes between `limits` and `trim`.
+            models: by drafter, of those that call one; others cost only the time that passes
+                between `limits` and `trim`.
             first_odds: of drafters that have some, see there.
             clock: in seconds.
         """
         self.prices = Prices(target)
-        self.drafts = drafts
+        self.models = models
         self.outlooks = {name: Outlook((first_odds or {}).get(name)) for name in drafter_names}
         self.reasons: Counter[Reason] = Counter()  # since the last `take`
         self.expected_tokens = 0.0  # promised by the proposals let through, since the last `take`
@@ -59,7 +60,7 @@ class Controller:
         # beside prompts).
         self.last_reasons: list[Reason | None] = []
         self.last_speedup: Speedup | None = None
-        self._planners = planners(drafts, self.outlooks, first_odds or {})
+        self._planners = planners(models)
         self._paces: dict[int, Pace] = {}  # by bucket
         self._clock = clock
         # Of this step:
@@ -67,8 +68,8 @@ class Controller:
         self._is_look = False  # drafters without a model are asked
         self._least = LEAST_ODDS  # of a draft token
         self._step: Step | None = None
-        self._sequence_ids: list[int] = []
-        self._passes: dict[int, int] = {}  # sequence -> draft passes that are paid for
+        self._candidates: dict[int, Candidate] = {}  # whose drafters are asked, by sequence
+        self._num_rows = 0  # in the pass anyway
         self._alone: dict[int, float] = {}  # tokens that a lone request's rows would cost
         self._withheld: dict[int, Reason] = {}  # sequence -> why its drafter was not asked
 
@@ -76,8 +77,8 @@ class Controller:
 
     def judge(self, drafter: str) -> Judge:
         """For a drafter that weighs its draft tokens, between `limits` and `trim`."""
-        judge = partial(self.outlooks[drafter].judge, among=self._sequence_ids)
-        return Judge(judge, self._least, self._passes)
+        odds = partial(self.outlooks[drafter].judge, among=list(self._candidates))
+        return Judge(odds, self._least, partial(self._passes, drafter))
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
         """Draft tokens to ask for, per candidate: what pays where a draft model must be paid for
@@ -88,62 +89,81 @@ class Controller:
         """
         self._began = self._clock()
         self._is_look, self._step, self._withheld, self._alone = False, None, {}, {}
-        self._passes = {}
-        chosen = [c.limit for c in candidates]
-        groups: dict[str, list[int]] = {}
-        for i, c in enumerate(candidates):
-            if c.limit and not c.is_fixed:
-                groups.setdefault(c.drafter, []).append(i)
-        if not groups:
-            return chosen
-        size = len(candidates)
-        num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
-        free = [i for name, group in groups.items() if name not in self._planners for i in group]
-        if free and not self._may_ask(size, num_rows, sum(chosen[i] for i in free)):
-            self._withhold([candidates[i].sequence_id for i in free], self._pace(size).reason)
-            for i in free:
-                chosen[i] = 0
-        self._sequence_ids = [candidates[i].sequence_id for i in free]
-        for name, planner in self._planners.items():
-            if group := groups.get(name):
-                members = [candidates[i] for i in group]
-                step = self.prices.step(size, num_rows, sum(c.limit for c in members))
-                for i, limit in zip(group, self._plan(planner, members, step), strict=True):
-                    chosen[i] = limit
-        return chosen
+        self._candidates = {c.sequence_id: c for c in candidates if c.limit and not c.is_fixed}
+        size, num_offers = len(candidates), sum(c.limit for c in candidates)
+        free = [i for i, c in self._candidates.items() if self._is_free(c)]
+        if free and not self._pace(size).is_due():
+            self._rest(free, self._pace(size).reason)
+            free = []
+        if self._candidates:
+            self._num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
+            self._step = self.prices.step(size, self._num_rows, num_offers)
+            least = self._dare(self._step, self._pace(size) if free else None)
+            self._is_look = bool(free) and least < 1.0
+            if free and not self._is_look:
+                self._pace(size).skipped(self._why(1.0, 0, size))
+                self._rest(free, self._pace(size).reason)
+        chains = self._chains()
+        return [
+            c.limit
+            if c.is_fixed
+            else chains.get(c.sequence_id, c.limit if c.sequence_id in self._candidates else 0)
+            for c in candidates
+        ]
 
-    def _plan(self, planner: Planner, members: Seq[Candidate], step: Step) -> list[int]:
-        """Draft tokens to ask a model for; where it grows trees, their passes are what is paid."""
-        lengths, odds = planner.plan(members, step)
-        plans = list(zip(members, lengths, odds, strict=True))
-        for c, _, first in (plan for plan in plans if not plan[1]):
-            self._withhold([c.sequence_id], self._why(first, 0, step.num_sequences))
-        if not planner.grows_trees:
-            return lengths
-        self._passes |= {c.sequence_id: length for c, length, _ in plans if length}
-        return [c.limit if length else 0 for c, length, _ in plans]
+    def _rest(self, sequence_ids: Seq[int], reason: Reason) -> None:
+        """These sequences' drafters are not asked in this step."""
+        for sequence_id in sequence_ids:
+            del self._candidates[sequence_id]
+            self._withheld[sequence_id] = reason
 
-    def _may_ask(self, num_sequences: int, num_rows: int, num_offers: int) -> bool:
-        """Is it time to ask drafters without a model, and may anything they propose pay?"""
-        pace = self._pace(num_sequences)
-        if not pace.is_due():
-            return False
-        step = self._step = self.prices.step(num_sequences, num_rows, num_offers)
+    def _chains(self) -> dict[int, int]:
+        """Draft lengths by sequence, where a model must be paid for each token."""
+        groups: dict[str, list[Candidate]] = {}
+        for c in self._candidates.values():
+            model = self.models.get(c.drafter)
+            if model and not model.grows_trees:
+                groups.setdefault(c.drafter, []).append(c)
+        return {
+            c.sequence_id: length
+            for name, members in groups.items()
+            for c, length in zip(members, self._plan(name, members), strict=True)
+        }
+
+    def _is_free(self, candidate: Candidate) -> bool:
+        """Has its drafter something to propose that no model must be asked for?"""
+        model = self.models.get(candidate.drafter)
+        return model is None or model.is_optional
+
+    def _passes(self, drafter: str, sequence_ids: Seq[int], free: Seq[Seq[float]]) -> list[int]:
+        """See `Passes`; as many as a request wants that leaves nothing to be chosen."""
+        members = [
+            self._candidates[i]._replace(free=tuple(odds))
+            for i, odds in zip(sequence_ids, free, strict=True)
+            if i in self._candidates
+        ]
+        lengths = self._plan(drafter, members) if members else []
+        planned = {c.sequence_id: length for c, length in zip(members, lengths, strict=True)}
+        return [planned.get(i, MANY_PASSES) for i in sequence_ids]
+
+    def _plan(self, drafter: str, members: Seq[Candidate]) -> list[int]:
+        """Draft passes of each."""
+        assert self._step is not None
+        lengths, odds = self._planners[drafter].plan(members, self._step)
+        for c, length, first in zip(members, lengths, odds, strict=True):
+            if not length:
+                self._withheld[c.sequence_id] = self._why(first, 0, self._step.num_sequences)
+        return lengths
+
+    def _dare(self, step: Step, pace: Pace | None) -> float:
+        """What a draft token must promise where rows are cheapest; drafters are told of it with a
+        margin, for the price of time and the sequence's own odds still move."""
         added = step.price * (step.seconds[1:] - step.seconds[0])
-        numbers = np.arange(1, num_offers + 1)
-        # What a draft token must promise where rows are cheapest, with a margin: the price of time
-        # and the sequence's own odds still move.
-        least = float((added / numbers).min())
-        if pace.may_try:
-            least = float(((added - self.prices.doubt(step, num_rows)) / numbers).min())
+        if pace and pace.may_try:
+            added = added - self.prices.doubt(step, self._num_rows)
+        least = float((added / np.arange(1, len(step.seconds))).min())
         self._least = min(max(LEAST_ODDS, MARGIN * least), MOST_ODDS)
-        self._is_look = least < 1.0
-        if not self._is_look:
-            pace.skipped(self._why(1.0, 0, num_sequences))
-        return self._is_look
-
-    def _withhold(self, sequence_ids: Seq[int], reason: Reason) -> None:
-        self._withheld.update(dict.fromkeys(sequence_ids, reason))
+        return least
 
     # ---- after they have proposed --------------------------------------------------------
 
@@ -196,14 +216,16 @@ class Controller:
             seconds = choice.seconds + draft_seconds + self._asked
             self.last_speedup = self.prices.expect(size, num_sure + choice.tokens, seconds)
             if self._is_look:
-                self._looked(size, choice.worth, reasons)
+                self._looked(size, choice.worth, reasons, draft_seconds)
         return [
             p.first(n) if n < len(p.token_ids) else p
             for p, n in zip(proposals, choice.kept, strict=True)
         ]
 
-    def _looked(self, size: int, worth: float, reasons: Seq[Reason | None]) -> None:
-        asking = self.prices.asking_seconds(size) or self._asked
+    def _looked(
+        self, size: int, worth: float, reasons: Seq[Reason | None], draft_seconds: float
+    ) -> None:
+        asking = (self.prices.asking_seconds(size) or self._asked) + draft_seconds
         cost = self.prices.per_second(size) * asking
         share = asking / self.prices.plain_seconds(size)
         self._pace(size).looked(worth, cost, share=share, reasons=reasons)
@@ -259,8 +281,8 @@ class Controller:
         """Judge the untrimmed proposal by what the target wrote behind what was carried."""
         outlook = self.outlooks[candidate.drafter]
         outlook.observe(candidate.sequence_id, proposal, output_ids)
-        if candidate.drafter in self._planners:
-            planner = self._planners[candidate.drafter]
+        planner = self._planners.get(candidate.drafter)
+        if planner is not None:
             planner.observe(candidate.sequence_id, proposal, output_ids)
 
     def observe_pass(

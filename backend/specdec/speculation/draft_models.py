@@ -17,17 +17,12 @@ def artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
 
 
 def parameter_of(kind: type[Drafter]) -> str:
-    """The parameter that names the model which drafters of this kind call; empty: they call none.
-
-    Whoever reads the target's hidden states is a head.
-    """
-    if not kind.uses_model:
-        return ""
-    return "head_model_name" if kind.needs_features else "draft_model_name"
+    """The parameter that names the model drafters of this kind call; empty: they call none."""
+    return f"{kind.model}_model_name" if kind.model else ""
 
 
 def model_of(kind: type[Drafter], config: SpeculativeConfig) -> str:
-    """The model's name; empty: this server has none."""
+    """The model's name; empty: they call none, or this server has none."""
     parameter = parameter_of(kind)
     return getattr(config, parameter) if parameter else ""
 
@@ -37,7 +32,7 @@ def offered_drafters(config: SpeculativeConfig) -> tuple[str, ...]:
     names = []
     for name in drafter_names():
         kind = drafter_class(name) if name != NONE else None
-        if kind is None or not kind.uses_model or model_of(kind, config):
+        if kind is None or not kind.model or not kind.needs_model or model_of(kind, config):
             names.append(name)
     if config.drafter not in names:
         parameter = parameter_of(drafter_class(config.drafter))

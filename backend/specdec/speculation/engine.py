@@ -176,27 +176,28 @@ class Engine:
         for sequence, proposal, limit in zip(sequences, result.proposals, limits, strict=True):
             assert len(proposal.token_ids) <= limit, (drafter.name, proposal, limit)
             offers[sequence.sequence_id] = proposal
-        if drafter.uses_model:
-            num_rows = sum(s.num_undrafted for s in sequences)
-            if all(proposal.token_ids for proposal in result.proposals):  # nobody still catches up
-                self._controller.observe_draft(
-                    drafter.name,
-                    [1 + max(proposal.depths) for proposal in result.proposals],  # passes
-                    num_rows=num_rows,
-                    seconds=result.compute_seconds,
-                )
-            for sequence in sequences:
-                sequence.num_undrafted = 0
+        asked = result.asked.values()
+        if asked and not any(a.num_left for a in asked):  # nobody still catches up
+            self._controller.observe_draft(
+                drafter.name,
+                [a.num_passes for a in asked],
+                num_rows=sum(a.num_rows for a in asked),
+                seconds=result.model_seconds,
+            )
+        for i, share in result.asked.items():
+            sequences[i].num_undrafted = share.num_left
         if result.failed:
             self._degrade(drafter, [sequences[i] for i in result.failed], "it was refused")
-        return result.compute_seconds
+        return result.model_seconds
 
     def _degrade(self, drafter: Drafter, sequences: Seq[Sequence], reason: str) -> None:
-        """The draft failed: these requests go on by plain decoding."""
-        logger.warning("drafter %s failed, plain decoding goes on: %s", drafter.name, reason)
-        self._end_drafting(sequences)
+        """Its model failed: without one these requests go on by plain decoding."""
+        if drafter.needs_model:
+            logger.warning("drafter %s failed, plain decoding goes on: %s", drafter.name, reason)
+            self._end_drafting(sequences)
         for sequence in sequences:
-            sequence.drafter = None
+            if drafter.needs_model:
+                sequence.drafter = None
             sequence.stats.num_draft_errors += 1
         self._metrics.draft_errors(len(sequences))
 

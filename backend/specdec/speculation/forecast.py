@@ -114,7 +114,7 @@ class Knowledge:
             offers = Offers(survival, np.full(size, cap))
             return offers.lengths(offers.choose(step.seconds, step.price)), 0.0
         members = [Candidate(i, drafter, cap) for i in range(size)]
-        plans, worth = Planner(cost, Outlook()).weigh(members, survival, step)
+        plans, worth = Planner(cost, Outlook()).compare(members, survival, step)
         best = int(np.argmax(worth))
         if not best:
             return np.zeros(size, np.int64), 0.0

@@ -8,7 +8,7 @@ Knows one drafter, and sequences by id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -26,6 +26,14 @@ REVISIT_TOKENS = 24  # a sequence left out of draft calls is asked again after t
 REVISIT_SHARE = 0.03  # of a plain step's time may go into that
 
 
+class DraftModel(NamedTuple):
+    """What there is to know of a drafter's model."""
+
+    cost: CostModel
+    grows_trees: bool = False  # a pass of it may give several of a sequence's draft tokens
+    is_optional: bool = False  # the drafter has draft tokens without it too
+
+
 class Candidate(NamedTuple):
     """One decoding sequence before the step."""
 
@@ -35,6 +43,8 @@ class Candidate(NamedTuple):
     is_fixed: bool = False  # the request asked for exactly this many
     num_undrafted: int = 1  # tokens a draft model must catch up on
     num_carried: int = 0  # draft tokens it has already, all but certain
+    # P(it and all before it hold) of the draft tokens that its drafter has without its model
+    free: tuple[float, ...] = ()
 
 
 class Step(NamedTuple):
@@ -46,16 +56,19 @@ class Step(NamedTuple):
     seconds: Floats  # of the pass with 0, 1, ... draft tokens
 
 
-class Planner:
-    """Draft lengths for one drafter that calls a model."""
+class Weighed(NamedTuple):
+    """What draft lengths are worth."""
 
-    def __init__(self, cost: CostModel, outlook: Outlook, *, grows_trees: bool = False) -> None:
-        """
-        Args:
-            outlook: of draft tokens that are not there yet, and so without omens.
-            grows_trees: a pass of the model may give several of a sequence's draft tokens.
-        """
-        self.grows_trees = grows_trees
+    worth: Seq[float]  # [1 + longest] tokens gained over asking for none, net of the passes
+    odds: list[float]  # [members] of each one's first draft token
+    lengths: Callable[[int], list[int]]  # of each member, where the longest is that
+
+
+class Planner:
+    """Draft lengths for one drafter that calls a model, which drafts a chain: a pass a token."""
+
+    def __init__(self, cost: CostModel, outlook: Outlook) -> None:
+        """`outlook`: of draft tokens that are not there yet, and so without omens."""
         self.curiosity = Curiosity()
         self._cost = cost
         self._outlook = outlook
@@ -63,8 +76,7 @@ class Planner:
 
     def plan(self, members: Seq[Candidate], step: Step) -> tuple[list[int], list[float]]:
         """Draft lengths, and the odds of each one's first draft token."""
-        survival = self._survival(members)
-        plans, worth = self.weigh(members, survival, step)
+        worth, odds, lengths_of = self.weigh(members, step)
         best = max(range(len(worth)), key=worth.__getitem__)
         key = bucket(step.num_sequences)
         last = min(self._last.get(key, best), len(worth) - 1)
@@ -73,21 +85,20 @@ class Planner:
         self._last[key] = best
         self.curiosity.wait(is_asked=best > 0)
         if best:
-            lengths: list[int] = plans.lengths(best).tolist()
+            lengths = lengths_of(best)
             self._revisit(members, lengths, step)
         else:
             lengths = self._explore(members, step)
-        return lengths, survival[:, 0].tolist()
+        return lengths, odds
 
     def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
         """A proposal that the target's tokens can be compared with.
 
-        What its omens told could not be known before the model was asked: of a proposal with
-        omens, the chain of its likeliest tokens counts here, whatever they were.
+        What its omens tell could not be known before the model was asked: here the chain of its
+        likeliest tokens counts, whatever they were.
         """
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
-        if proposal.omens:
-            self._outlook.observe(sequence_id, likeliest_chain(proposal), output_ids)
+        self._outlook.observe(sequence_id, likeliest_chain(proposal), output_ids)
 
     def observe_call(self, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
         """Correct the model's costs by one call: `num_rows` first, then one row for each sequence
@@ -107,17 +118,26 @@ class Planner:
     def end(self, sequence_id: int) -> None:
         self._outlook.end(sequence_id)
 
-    def weigh(
+    def weigh(self, members: Seq[Candidate], step: Step, optimism: float = 0.0) -> Weighed:
+        """The best rows for every number of draft passes.
+
+        Args:
+            optimism: standard deviations by which every rate is raised.
+        """
+        survival = self._survival(members, (0,) * len(members), optimism)
+        plans, worth = self.compare(members, survival, step)
+        return Weighed(worth, survival[:, 0].tolist(), lambda best: plans.lengths(best).tolist())
+
+    def compare(
         self, members: Seq[Candidate], survival: Floats, step: Step
     ) -> tuple[Plans, list[float]]:
-        """The best rows for every number of draft passes, and the tokens each number gains, net
-        of the passes: [1 + cap], 0.0 for none.
+        """Plans for 1, 2, ... draft passes; and [1 + longest] tokens they gain over none.
 
         No token is asked for of a sequence that the draft model would have to follow for long
         before it could pay.
 
         Args:
-            survival: [members, cap].
+            survival: [members, longest].
         """
         limits = np.array([c.limit for c in members])
         dues = 0.0
@@ -129,10 +149,11 @@ class Planner:
         passes = self._cost.single_rows(len(members))[plans.sizes].sum(axis=1)
         return plans, [0.0, *(plans.worth - step.price * passes - dues).tolist()]
 
-    def _survival(self, members: Seq[Candidate], optimism: float = 0.0) -> Floats:
-        chain = Proposal((0,) * max(c.limit for c in members))
-        ids = [c.sequence_id for c in members]
-        return self._outlook.survival(ids, [chain] * len(ids), optimism=optimism)
+    def _survival(self, members: Seq[Candidate], omens: Seq[int], optimism: float = 0.0) -> Floats:
+        """[members, longest] of chains of such omens."""
+        size = max(c.limit for c in members)
+        chains = [Proposal((0,) * size, (omen,) * size) for omen in omens]
+        return self._outlook.survival([c.sequence_id for c in members], chains, optimism=optimism)
 
     def _catch_up(self, members: Seq[Candidate]) -> Floats:
         """Seconds a step for catching up, [members]: shared by arrears, paid off over some steps.
@@ -174,23 +195,7 @@ class Planner:
 
     def _may_pay(self, members: Seq[Candidate], step: Step, optimism: float) -> bool:
         """Would drafting pay if every rate were `optimism` standard deviations better?"""
-        survival = self._survival(members, optimism)
-        return max(self.weigh(members, survival, step)[1]) > 0.0
-
-
-def planners(
-    costs: Mapping[str, CostModel],
-    outlooks: Mapping[str, Outlook],
-    first_odds: Mapping[str, Mapping[int, float]],
-) -> dict[str, Planner]:
-    """Of every drafter that calls a model. One that has omens has an outlook of its own for what
-    it will propose: it grows trees, and what their omens tell is not known ahead."""
-    found = {}
-    for name, cost in costs.items():
-        has_omens = bool(first_odds.get(name))
-        outlook = Outlook() if has_omens else outlooks[name]
-        found[name] = Planner(cost, outlook, grows_trees=has_omens)
-    return found
+        return max(self.weigh(members, step, optimism).worth) > 0.0
 
 
 def likeliest_chain(proposal: Proposal) -> Proposal:

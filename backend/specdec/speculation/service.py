@@ -30,6 +30,7 @@ from specdec.speculation.draft_models import (
 )
 from specdec.speculation.engine import Engine
 from specdec.speculation.metrics import Metrics
+from specdec.speculation.planner import DraftModel
 from specdec.speculation.request_parser import Limits, ParsedRequest, parse
 from specdec.speculation.responses import Responder, Response
 from specdec.speculation.sequence import Sequence
@@ -195,17 +196,19 @@ class Service:
         if connected is None:
             return
         target, info = connected
-        draft_costs: dict[str, CostModel] = {}
+        models: dict[str, DraftModel] = {}  # by drafter
+        costs: dict[str, CostModel] = {}  # by model: drafters may share one
         for name in self.drafters:
             if name == NONE:
                 continue
-            kind = drafter_class(name)
-            draft = None
-            if kind.uses_model:
-                found = self._wait_for(model_of(kind, self._config))
+            kind, draft = drafter_class(name), None
+            if model_name := model_of(kind, self._config):
+                found = self._wait_for(model_name)
                 if found is None:
                     return
-                draft, draft_costs[name] = found[0], CostModel.fit(found[1].costs)
+                draft, draft_info = found
+                cost = costs.setdefault(model_name, CostModel.fit(draft_info.costs))
+                models[name] = DraftModel(cost, kind.grows_trees, is_optional=not kind.needs_model)
             self._instances[name] = kind(draft)
         self._limits = Limits(
             max_sequence_length=info.max_sequence_length,
@@ -220,7 +223,7 @@ class Service:
             metrics=self.metrics,
             controller=Controller(
                 CostModel.fit(info.costs),
-                draft_costs,
+                models,
                 self.drafters,
                 {name: drafter.first_odds for name, drafter in self._instances.items()},
             ),

@@ -41,9 +41,10 @@ def read(control: Controller, max_sequences: int) -> dict[State, float]:
             found[State.of("verify_cost_seconds", **labels)] = control.prices.target.predict(
                 n, rows
             )
-            for drafter, cost in control.drafts.items():
-                state = State.of("draft_cost_seconds", **labels, drafter=drafter)
-                found[state] = cost.predict(n, rows)
+            for drafter, model in control.models.items():
+                if not model.is_optional:  # else another drafter needs the same
+                    state = State.of("draft_cost_seconds", **labels, drafter=drafter)
+                    found[state] = model.cost.predict(n, rows)
         found[State.of("step_overhead_seconds", sequences=n)] = control.prices.overhead(n)
         found[State.of("spec_decode_predicted_gain", sequences=n)] = control.prices.gain(n)
     for drafter, outlook in control.outlooks.items():
