@@ -54,6 +54,7 @@ class Options(TypedDict, total=False):
     stop_words: Sequence[str]
     bad_words: Sequence[str]
     num_draft_tokens: int  # 0: no speculation
+    adaptive: bool  # False: so many draft tokens at every step, whatever they cost
     drafter: str
     return_logprobs: bool
 
@@ -73,6 +74,7 @@ _TENSORS = {
     "stop_words": ("stop_words", "BYTES"),
     "bad_words": ("bad_words", "BYTES"),
     "num_draft_tokens": ("num_draft_tokens", "INT32"),
+    "adaptive": ("adaptive", "BOOL"),
     "drafter": ("drafter", "BYTES"),
     "return_logprobs": ("return_log_probs", "BOOL"),
 }

@@ -74,7 +74,7 @@ class Background:
                 self._driver.request(
                     prompt,
                     self._variant,
-                    on_chunk=times.append,
+                    on_chunk=lambda now, _: times.append(now),
                     max_tokens=_BACKGROUND_TOKENS,
                     min_tokens=_BACKGROUND_TOKENS,
                 )

@@ -54,17 +54,19 @@ def describe_server(url: str, model: str) -> dict[str, Any]:
     finally:
         client.close()
     default, slots = SpeculativeConfig(), DecoderConfig()
+    num_slots = int(decoder.get("max_sequences", slots.max_sequences))
+    max_running = int(speculative.get("max_running", default.max_running))
     return {
         "url": url,
         "model": model,
         "name": f"{metadata.get('name', '')} {metadata.get('version', '')}".strip(),
         "drafter": speculative.get("drafter", default.drafter),
         "num_draft_tokens": int(speculative.get("num_draft_tokens", default.num_draft_tokens)),
-        "max_running": int(speculative.get("max_running", default.max_running)),
+        "max_running": min(max_running, num_slots),
         "idle_prefill_chunk_tokens": int(
             speculative.get("idle_prefill_chunk_tokens", default.idle_prefill_chunk_tokens)
         ),
-        "num_slots": int(decoder.get("max_sequences", slots.max_sequences)),
+        "num_slots": num_slots,
         "parameters": {model: speculative, target: decoder},
     }
 

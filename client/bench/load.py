@@ -22,6 +22,8 @@ from specdec.client.errors import RequestCancelled, StreamBroken
 from specdec.client.results import Chunk
 
 T = TypeVar("T")
+# A request so short that it costs next to nothing, and drafts whatever the server thinks of it.
+_CERTAIN_DRAFT = {"max_tokens": 3, "min_tokens": 3, "num_draft_tokens": 1, "adaptive": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Driver:
         self._stopped = False
 
     def source(self, prompt: Prompt) -> dict[str, Any]:
+        if prompt.token_ids:
+            return {"input_ids": prompt.token_ids}
         if self.settings.raw:
             return {"prompt": prompt.text}
         return {"messages": [{"role": "user", "content": prompt.text}]}
@@ -66,14 +70,16 @@ class Driver:
         variant: Variant,
         *,
         repeat: int = 0,
-        on_chunk: Callable[[float], None] = lambda now: None,
+        on_chunk: Callable[[float, Chunk], None] = lambda now, chunk: None,
+        on_stream: Callable[[ChunkStream], None] = lambda stream: None,
         **options: Any,
     ) -> Record:
         """One request to its end.
 
         Args:
             repeat: noted in the record.
-            on_chunk: told the time of every chunk with tokens.
+            on_chunk: told of every chunk with tokens, and its time.
+            on_stream: given the stream once it is open, to close it early.
             options: of the request; they go before the variant's and the settings'.
         """
         asked = {
@@ -87,13 +93,14 @@ class Driver:
         started = time.perf_counter()
         stream = self._client.stream(**self.source(prompt), timeout=self.settings.timeout, **asked)
         self._register(stream)
+        on_stream(stream)
         try:
             with stream:
                 for chunk in stream:
                     now = time.perf_counter()
                     chunks.append((now - started, chunk))
                     if chunk.token_ids:
-                        on_chunk(now)
+                        on_chunk(now, chunk)
         finally:
             with self._lock:
                 self._streams.discard(stream)
@@ -118,6 +125,15 @@ class Driver:
         result = run()
         return result, self._scraper.after(before, num_requests)
 
+    def calls_draft_model(self, prompt: Prompt, variant: Variant) -> bool:
+        """Whether the server spends time in a draft model for this variant; False if nobody can
+        tell. Which drafters call one is the server's affair, and depends on what it has loaded.
+        """
+        if variant.is_plain or self._scraper is None:
+            return False
+        _, work = self.counted(lambda: self.request(prompt, variant, **_CERTAIN_DRAFT), 1)
+        return work is not None and work.draft_seconds > 0
+
     def clear_cache(self, variant: Variant) -> None:
         """Fill every slot of the prefix cache with a few tokens that are nobody's prompt.
 
@@ -126,7 +142,7 @@ class Driver:
         """
         options: dict[str, Any] = {"max_tokens": 1, "num_draft_tokens": 0}
         if variant.uses_draft_model and not variant.is_plain:
-            options = {**variant.options, "max_tokens": 3, "min_tokens": 3, "num_draft_tokens": 1}
+            options = {**variant.options, **_CERTAIN_DRAFT}
         count = self.settings.num_slots
 
         def fill(_: int) -> None:
@@ -146,19 +162,26 @@ class Driver:
         concurrency: int,
         *,
         on_done: Callable[[], None] = lambda: None,
+        **options: Any,
     ) -> Level:
-        """Answer all jobs, (prompt, repeat) each, with `concurrency` requests in flight."""
-        records, work = self.counted(
-            lambda: self._run_jobs(jobs, variant, concurrency, on_done), len(jobs)
-        )
+        """Answer all jobs, (prompt, repeat) each, with `concurrency` requests in flight.
+
+        `options` are of every request.
+        """
+
+        def ask(job: tuple[Prompt, int]) -> Record:
+            record = self.request(job[0], variant, repeat=job[1], **options)
+            on_done()
+            return record
+
+        records, work = self.counted(lambda: self._run_jobs(jobs, ask, concurrency), len(jobs))
         return Level(variant.name, concurrency, tuple(records), work)
 
     def _run_jobs(
         self,
         jobs: Sequence[tuple[Prompt, int]],
-        variant: Variant,
+        ask: Callable[[tuple[Prompt, int]], Record],
         concurrency: int,
-        on_done: Callable[[], None],
     ) -> list[Record]:
         left = list(reversed(jobs))
         records: list[Record] = []
@@ -167,15 +190,14 @@ class Driver:
         def work() -> None:
             while not (errors or self._stopped):
                 try:
-                    prompt, repeat = left.pop()
+                    job = left.pop()
                 except IndexError:
                     return
                 try:
-                    records.append(self.request(prompt, variant, repeat=repeat))
+                    records.append(ask(job))
                 except BaseException as error:
                     errors.append(error)
                     return
-                on_done()
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(concurrency)]
         for thread in threads:

@@ -10,8 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from specdec.client.bench.fixed import compare_fixed
 from specdec.client.bench.ideal import CostCurve, bare_ratio, ideal
+from specdec.client.bench.levels import level_equality, summarize_levels
+from specdec.client.bench.random_text import summarize_random
 from specdec.client.bench.records import Results
+from specdec.client.bench.recovery import summarize_waves
 from specdec.client.bench.report import by_category, of
 from specdec.client.bench.stats import (
     equality,
@@ -23,7 +27,7 @@ from specdec.client.bench.stats import (
 )
 from specdec.client.errors import RequestRejected
 
-FORMAT = 1
+FORMAT = 2
 
 
 def check_writable(paths: Sequence[Path | None]) -> None:
@@ -39,8 +43,7 @@ def write_json(results: Results, path: Path) -> None:
 
 
 def to_json(results: Results) -> dict[str, Any]:
-    loaded = [r for level in results.levels for r in level.records]
-    found = equality((r.prompt, r.token_ids) for r in [*results.records, *loaded])
+    found = equality((r.prompt, r.token_ids) for r in results.records)
     document: dict[str, Any] = _plain(
         {
             "format": FORMAT,
@@ -51,10 +54,13 @@ def to_json(results: Results) -> dict[str, Any]:
             "variants": {v.name: v.options for v in results.variants},
             "equality": found,
             "summary": _summary(results),
+            "load": list(summarize_levels(results)),
+            "load_equality": level_equality(results),
             "levels": [
                 {
                     "variant": level.variant,
                     "concurrency": level.concurrency,
+                    "round": level.round,
                     **throughput(level)._asdict(),
                     "steps": step_split(level.work) if level.work else None,
                     "work": level.work,
@@ -63,6 +69,9 @@ def to_json(results: Results) -> dict[str, Any]:
                 for level in results.levels
             ],
             "arrivals": [{**asdict(a), "excess_steps": a.excess_steps} for a in results.arrivals],
+            "fixed": _fixed(results),
+            "random_text": {"summary": summarize_random(results), "records": results.random},
+            "square_wave": _waves(results),
             "prefills": results.prefills,
             "records": results.records,
             "bare_runs": results.bare_runs,
@@ -93,6 +102,21 @@ def _summary(results: Results) -> list[dict[str, Any]]:
                 entry["bare"] = bare_ratio(some, results.bare_runs) if variant.is_plain else None
             entries.append(entry)
     return entries
+
+
+def _fixed(results: Results) -> dict[str, Any]:
+    variants = {v.name: v.options for v in results.fixed_variants}
+    found = compare_fixed(results)
+    best = found.best.variant if found else None
+    return {"variants": variants, "best": best, "summary": found, "records": results.fixed}
+
+
+def _waves(results: Results) -> dict[str, Any]:
+    return {
+        "summary": summarize_waves(results) if results.waves else None,
+        "waves": results.waves,
+        "plain": results.wave_plain,
+    }
 
 
 def _plain(value: Any) -> Any:

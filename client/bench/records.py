@@ -11,7 +11,8 @@ class Prompt(NamedTuple):
 
     name: str
     category: str
-    text: str
+    text: str  # decides the seed too
+    token_ids: tuple[int, ...] = ()  # if any, these are sent in the text's place
 
 
 class Variant(NamedTuple):
@@ -19,7 +20,7 @@ class Variant(NamedTuple):
 
     name: str
     options: dict[str, Any]
-    uses_draft_model: bool = False
+    uses_draft_model: bool = False  # as seen on the server
 
     @property
     def is_plain(self) -> bool:
@@ -126,6 +127,7 @@ class Level:
     concurrency: int
     records: tuple[Record, ...]
     work: Work | None = None
+    round: int = 0  # the variants take turns in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,24 @@ class Arrival:
         return (self.ttft_seconds - self.prefill_seconds) / self.step_seconds
 
 
+class Excerpt(NamedTuple):
+    """What of an answer had come when it was cancelled."""
+
+    prompt: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """One request that decodes alone, then among many, then alone again."""
+
+    calm: Record  # the same request shortly before, alone from its first token to its last
+    lone: Record
+    rise_seconds: float  # since `lone.started_at`: when the others were sent
+    fall_seconds: float  # when they were cancelled
+    load: tuple[Excerpt, ...]  # the others
+
+
 @dataclass(slots=True)
 class Results:
     """Everything measured so far; it grows while the benchmark runs."""
@@ -161,6 +181,11 @@ class Results:
     pass_costs: list[PassCost] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
+    fixed_variants: tuple[Variant, ...] = ()  # K=0, the default, then fixed lengths
+    fixed: list[Record] = field(default_factory=list)
+    random: list[Record] = field(default_factory=list)  # answers that nobody can predict
+    waves: list[Wave] = field(default_factory=list)
+    wave_plain: list[Record] = field(default_factory=list)  # the waves' texts, alone, K=0
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:

@@ -1,17 +1,19 @@
-"""Results as tables for a terminal, at most `WIDTH` columns wide."""
+"""Results as tables for a terminal; those of one request at a time are made here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from specdec.client.bench.fixed import compare_fixed
+from specdec.client.bench.gain_tables import fixed_table, random_table, wave_table
 from specdec.client.bench.ideal import CostCurve, bare_ratio, ideal
+from specdec.client.bench.load_tables import arrival_table, level_table, load_table
+from specdec.client.bench.random_text import summarize_random
 from specdec.client.bench.records import Record, Results, Variant
 from specdec.client.bench.stats import (
     Speedup,
@@ -21,13 +23,11 @@ from specdec.client.bench.stats import (
     speedup,
     step_split,
     summarize,
-    throughput,
     total_work,
 )
+from specdec.client.bench.tables import captioned, gain_text, judged, ms, new_table, number
 
-WIDTH = 118
 ALL = "all"
-_STYLES = {True: "bold green", False: "bold red"}
 
 
 def render(results: Results) -> Iterator[RenderableType]:
@@ -40,9 +40,15 @@ def render(results: Results) -> Iterator[RenderableType]:
     if results.bare_runs and results.pass_costs and plain:
         yield from (bare_table(results), cost_table(results))
     if results.levels:
-        yield load_table(results)
+        yield from (level_table(results), load_table(results))
     if results.arrivals:
         yield arrival_table(results)
+    if (comparison := compare_fixed(results)) is not None:
+        yield fixed_table(comparison)
+    if results.random:
+        yield random_table(summarize_random(results))
+    if results.waves:
+        yield wave_table(results)
     yield from (Text(f"note: {note}", style="yellow") for note in results.notes)
 
 
@@ -58,7 +64,7 @@ def of(records: Sequence[Record], variant: Variant) -> list[Record]:
 
 def single_table(results: Results) -> Group:
     """Per category and variant: latency, rate, acceptance, speed-up over K=0."""
-    table = _table(
+    table = new_table(
         "One request at a time",
         ["category", "variant"],
         [
@@ -95,31 +101,29 @@ def single_table(results: Results) -> Group:
         "over prompts;\ndecode only: without the time to the first token; acceptance length: "
         "1 + accepted / drafts; TTFT: median"
     )
-    return Group(table, Text(caption, style="dim"))
+    return captioned(table, caption)
 
 
 def _gain_cells(gain: Speedup, *, is_baseline: bool) -> list[RenderableType]:
     if is_baseline:
         return [Text("1.00", style="dim"), "", "", ""]
     interval = "" if math.isnan(gain.low) else f"{gain.low:.2f}-{gain.high:.2f}"
-    total = Text(number(gain.total, 2), style=_STYLES[gain.total >= 1])
+    total = gain_text(gain.total)
     return [total, interval, number(gain.decode, 2), number(gain.median, 2)]
 
 
 def exactness_line(results: Results) -> Text:
-    """Whether all variants of a prompt wrote the same ids, levels of parallel load included."""
-    loaded = [r for level in results.levels for r in level.records]
-    found = equality((r.prompt, r.token_ids) for r in [*results.records, *loaded])
+    """Whether all variants of a prompt wrote the same ids."""
+    found = equality((r.prompt, r.token_ids) for r in results.records)
     if not found.num_prompts:
         return Text("same ids: nothing to compare yet", style="dim")
     names = ", ".join(found.different[:5]) + (" ..." if len(found.different) > 5 else "")
-    where = "all variants and loads" if loaded else "all variants"
-    text = f"same ids in {where}: {found.num_equal} of {found.num_prompts} prompts"
-    return Text(text + (f"; not {names}" if names else ""), style=_STYLES[not found.different])
+    text = f"same ids in all variants: {found.num_equal} of {found.num_prompts} prompts"
+    return Text(text + (f"; not {names}" if names else ""), style=judged(not found.different))
 
 
 def step_table(results: Results) -> Group:
-    table = _table(
+    table = new_table(
         "One step while decoding, by the server's counters",
         ["variant"],
         ["steps", "step\nms", "draft\nms", "verify\nms", "orchestration\nms", "orchestration\n%"],
@@ -144,11 +148,11 @@ def step_table(results: Results) -> Group:
         "\ndrafters without a model included; "
         + ("the prompts' prefill is subtracted" if results.is_cold else "prefill included")
     )
-    return Group(table, Text(caption, style="dim"))
+    return captioned(table, caption)
 
 
 def bare_table(results: Results) -> Group:
-    table = _table(
+    table = new_table(
         "Against the bare graph in ONNX Runtime",
         ["category", "variant"],
         ["K=0/bare\ndecode", "K=0/bare\ntotal", "rows\n/pass"],
@@ -180,7 +184,7 @@ def bare_table(results: Results) -> Group:
         "ideal: the passes that were taken, at the bare graph's cost for their mean width, "
         "and nothing else"
     )
-    return Group(table, Text(caption, style="dim"))
+    return captioned(table, caption)
 
 
 def cost_table(results: Results) -> Group:
@@ -188,7 +192,7 @@ def cost_table(results: Results) -> Group:
     rows = sorted({n for costs in curve.values() for n in costs})
     baseline = of(results.records, results.variants[0])
     found = bare_ratio(baseline, results.bare_runs)
-    table = _table(
+    table = new_table(
         "One pass of the bare graph, ms by rows",
         ["cache length"],
         [str(n) for n in rows],
@@ -199,88 +203,4 @@ def cost_table(results: Results) -> Group:
         f"the bare loop wrote the same ids as K=0 for {found.num_equal} of "
         f"{found.num_prompts} prompts"
     )
-    return Group(table, Text(caption, style="dim"))
-
-
-def load_table(results: Results) -> Group:
-    table = _table(
-        "Many requests at once",
-        ["variant"],
-        ["at\nonce", "re-\nquests", "tokens\nper s", "times\none", "while\nfull", "TTFT ms\np50"],
-        ["TTFT ms\np95", "TPOT\nms", "step\nms", "orches-\ntration %", "cached\nprompt %"],
-    )
-    rates = {(v.variant, v.concurrency): throughput(v) for v in results.levels}
-    for variant, levels in group(results.levels, lambda level: level.variant).items():
-        table.add_section()
-        label = variant
-        for level in levels:
-            now, one = rates[variant, level.concurrency], rates.get((variant, 1))
-            work = level.work
-            split = None if work is None else step_split(work)
-            table.add_row(
-                escape(label),
-                *(str(level.concurrency), str(len(level.records))),
-                number(now.tokens_per_second, 1),
-                number(now.tokens_per_second / one.tokens_per_second, 2) if one else "",
-                number(now.full_tokens_per_second, 1),
-                *(ms(now.ttft_p50, 0), ms(now.ttft_p95, 0), ms(now.tpot_seconds)),
-                ms(split.step_seconds) if split else "",
-                number(100 * split.orchestration_share, 1) if split else "",
-                number(100 * ratio(work.num_cached_tokens, work.num_prompt_tokens), 1)
-                if work
-                else "",
-            )
-            label = ""
-    caption = (
-        "tokens per s: from the first request to the last token; times one: over one at "
-        "once;\nwhile full: only while so many were in flight; steps include those with prompts"
-    )
-    return Group(table, Text(caption, style="dim"))
-
-
-def arrival_table(results: Results) -> Group:
-    count = results.arrivals[0].num_background
-    table = _table(
-        f"A request that arrives while {count} others decode",
-        ["variant", "prompt"],
-        ["prompt\ntokens", "own prefill\nms", "TTFT\nms", "step of the\nothers ms"],
-        ["waited beyond\nprefill, steps"],
-    )
-    for variant, arrivals in group(results.arrivals, lambda a: a.variant).items():
-        table.add_section()
-        label = variant
-        for a in sorted(arrivals, key=lambda a: a.num_input_tokens):
-            table.add_row(
-                *(escape(label), a.prompt, str(a.num_input_tokens)),
-                *(ms(a.prefill_seconds, 0), ms(a.ttft_seconds, 0), ms(a.step_seconds)),
-                number(a.excess_steps, 2),
-            )
-            label = ""
-    caption = "own prefill: TTFT of as long a prompt on the idle server"
-    return Group(table, Text(caption, style="dim"))
-
-
-def _table(title: str, labels: list[str], *numbers: list[str]) -> Table:
-    table = Table(
-        title=title,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        title_style="bold",
-        padding=(0, 1),
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
-    for name in labels:
-        table.add_column(name, no_wrap=True, vertical="bottom")
-    for name in (n for names in numbers for n in names):
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def number(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def ms(seconds: float, digits: int = 1) -> str:
-    return number(1000 * seconds, digits)
+    return captioned(table, caption)

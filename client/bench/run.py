@@ -2,85 +2,33 @@
 
 for every prompt      prefill alone (one token), then all variants and the bare loop, the
                       first one changing from prompt to prompt, so that drift hits all alike
-for every level       the closed loop of each variant
+for every level       some rounds, each of them the closed loop of all variants in turns
 for every variant     arrivals among running requests
+for every prompt      the adaptive default and each fixed draft length, in turns
+for every random text all variants, in turns
+for every wave        one request in calm, then the same in a wave of load
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from specdec.client.bench.arrival import measure_arrivals
 from specdec.client.bench.bare import BareModel
+from specdec.client.bench.fixed import measure_fixed
+from specdec.client.bench.levels import measure_levels
 from specdec.client.bench.load import Driver
+from specdec.client.bench.plan import ARRIVAL_EFFORT, BARE_EFFORT, PREFILL_EFFORT, Plan
+from specdec.client.bench.progress import Progress
 from specdec.client.bench.prompts import spread
+from specdec.client.bench.random_text import measure_random
 from specdec.client.bench.records import Arrival, Prompt, Results, Variant
 from specdec.client.bench.variants import PLAIN
+from specdec.client.bench.wave import measure_waves
 from specdec.client.errors import RequestRejected
 
 _WARM_UP = Prompt("warm-up", "warm-up", "Count from one to ten, twice.")
-_PREFILL_EFFORT = 0.2  # of an answer
-_BARE_EFFORT = 1.3
-_ARRIVAL_EFFORT = 1.0
-_BATCH_GAIN = 6  # a server with as many sequences or more works that much faster in total
-
-
-class Progress(Protocol):
-    """Told what is done; effort is in answers of one request alone."""
-
-    def begin(self, what: str) -> None: ...
-
-    def advance(self, effort: float) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run measures."""
-
-    prompts: Sequence[Prompt]
-    variants: Sequence[Variant]
-    repeats: int = 1
-    concurrency: Sequence[int] = ()
-    num_load_prompts: int = 12
-    num_arrivals: int = 0  # per variant
-
-    @property
-    def load_prompts(self) -> list[Prompt]:
-        return spread(self.prompts, self.num_load_prompts)
-
-    def jobs(self, concurrency: int) -> list[tuple[Prompt, int]]:
-        """(prompt, round) of a level: whole rounds, so that all levels have the same mix.
-
-        At least two requests per client. From the second round on a number in front makes the
-        text another one: the prefix cache must not answer for it.
-        """
-        prompts = self.load_prompts
-        rounds = max(1, -(-2 * concurrency // len(prompts)))
-        return [(_numbered(p, i), i) for i in range(rounds) for p in prompts]
-
-    def effort(self, *, with_bare: bool) -> float:
-        """In answers of one request alone."""
-        single = len(self.prompts) * self.single_effort(with_bare=with_bare)
-        load = sum(len(self.jobs(n)) * _load_effort(n) for n in self.concurrency)
-        arrivals = self.num_arrivals * _ARRIVAL_EFFORT
-        return single + len(self.variants) * (load + arrivals)
-
-    def single_effort(self, *, with_bare: bool) -> float:
-        """Of one prompt's requests that run alone."""
-        variants = len(self.variants) + _BARE_EFFORT * with_bare
-        return _PREFILL_EFFORT + self.repeats * variants
-
-
-def _numbered(prompt: Prompt, number: int) -> Prompt:
-    if number == 0:
-        return prompt
-    return prompt._replace(name=f"{prompt.name}#{number}", text=f"({number}) {prompt.text}")
-
-
-def _load_effort(concurrency: int) -> float:
-    return 1.0 / min(concurrency, _BATCH_GAIN)
 
 
 class Bench:
@@ -95,16 +43,30 @@ class Bench:
 
     def run(self, bare: BareModel | None = None) -> None:
         self._warm_up()
-        self._single(bare)
-        self._load()
+        if self._plan.with_single:
+            self._single(bare)
+        parts = (self._driver, self._plan, self._results, self._progress)
+        measure_levels(*parts)
         self._arrivals()
+        measure_fixed(*parts)
+        measure_random(*parts)
+        measure_waves(*parts)
         self._results.is_complete = True
 
     def _warm_up(self) -> None:
         """First runs are slow; and what the server does not offer is refused now, not later."""
         self._progress.begin("warm-up")
-        for variant in self._plan.variants:
+        variants, fixed = map(self._known, (self._plan.variants, self._plan.fixed))
+        self._plan = replace(self._plan, variants=variants, fixed=fixed)
+
+    def _known(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Each tried once; and whether it uses a draft model is known from then on."""
+        known = []
+        for variant in variants:
             self._driver.request(_WARM_UP, variant, max_tokens=16)
+            calls = self._driver.calls_draft_model(_WARM_UP, variant)
+            known.append(variant._replace(uses_draft_model=calls))
+        return known
 
     def _single(self, bare: BareModel | None) -> None:
         per_prompt = self._plan.single_effort(with_bare=bare is not None)
@@ -124,7 +86,7 @@ class Bench:
     def _prompt(self, prompt: Prompt, index: int, bare: BareModel | None) -> None:
         self._progress.begin(f"{prompt.name}, prefill")
         self._results.prefills.append(self._driver.measured(prompt, PLAIN, max_tokens=1))
-        self._advance(_PREFILL_EFFORT)
+        self._advance(PREFILL_EFFORT)
         for repeat in range(self._plan.repeats):
             self._one_round(prompt, index + repeat, repeat, bare)
         if bare is not None:
@@ -141,7 +103,7 @@ class Bench:
             for variant in self._plan.variants
         ]
         if bare is not None:
-            runs.append(("bare loop", _BARE_EFFORT, self._bare(prompt, repeat, bare)))
+            runs.append(("bare loop", BARE_EFFORT, self._bare(prompt, repeat, bare)))
         first = turn % len(runs)
         for name, effort, run in runs[first:] + runs[:first]:
             self._progress.begin(f"{prompt.name}, {name}")
@@ -173,24 +135,6 @@ class Bench:
             position = runs[-1].num_input_tokens + len(runs[-1].token_ids) - 1
             self._results.pass_costs.extend(bare.pass_costs(position))
 
-    def _load(self) -> None:
-        for concurrency in self._plan.concurrency:
-            for variant in self._plan.variants:
-                self._level(variant, concurrency)
-
-    def _level(self, variant: Variant, concurrency: int) -> None:
-        self._progress.begin(f"{concurrency} at once, {variant.name}")
-        if self._driver.settings.clears_cache:
-            self._driver.clear_cache(variant)
-        jobs = self._plan.jobs(concurrency)
-        level = self._driver.closed_loop(
-            jobs,
-            variant,
-            concurrency,
-            on_done=lambda: self._progress.advance(_load_effort(concurrency)),
-        )
-        self._results.levels.append(level)
-
     def _arrivals(self) -> None:
         prompts = spread(
             sorted(self._plan.prompts, key=lambda p: len(p.text)), self._plan.num_arrivals
@@ -200,6 +144,6 @@ class Bench:
 
             def on_arrival(arrival: Arrival) -> None:
                 self._results.arrivals.append(arrival)
-                self._progress.advance(_ARRIVAL_EFFORT)
+                self._progress.advance(ARRIVAL_EFFORT)
 
             measure_arrivals(self._driver, prompts, variant, on_arrival=on_arrival)

@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import typer
-from rich import progress as rich_progress
 from rich.console import Console
 from rich.markup import escape
 
 from specdec.client.bench import environment, metrics
 from specdec.client.bench.bare import load_bare
 from specdec.client.bench.builtin import BUILTIN
+from specdec.client.bench.fixed import fixed_variants
 from specdec.client.bench.load import Driver, Settings
 from specdec.client.bench.output import write_json, write_plot
+from specdec.client.bench.plan import Plan
+from specdec.client.bench.progress import progress_bar
 from specdec.client.bench.prompts import pick, read_prompts
+from specdec.client.bench.random_text import NUM_TEXTS
 from specdec.client.bench.records import Prompt, Results
-from specdec.client.bench.report import WIDTH, render
-from specdec.client.bench.run import Bench, Plan, Progress
+from specdec.client.bench.report import render
+from specdec.client.bench.run import Bench
+from specdec.client.bench.tables import WIDTH
 from specdec.client.bench.variants import build_variants
+from specdec.client.bench.wave import wave_effort
 from specdec.client.client import SpecdecClient
 from specdec.client.console import ERR
 from specdec.client.errors import RequestRejected, ServerUnavailable
@@ -37,6 +40,7 @@ from specdec.errors import SpecdecError
 
 INTERRUPTED = 130
 NUM_ARRIVALS = 6
+NUM_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,14 @@ class Options:
     temperature: float
     raw: bool
     variants: tuple[str, ...]
-    repeats: int
+    repeats: int | None  # None: 1 for requests that run alone, else 3 rounds
+    single: bool
     concurrency: tuple[int, ...]
     load_prompts: int
     arrival: bool
+    fixed: tuple[int, ...]
+    random_text: bool
+    square_wave: bool
     bare: Path | None
     keep_cache: bool
     url: str
@@ -103,14 +111,7 @@ def prepare(
         clears_cache=not options.keep_cache,
         num_slots=server.get("num_slots", 16),
     )
-    plan = Plan(
-        prompts=prompts,
-        variants=build_variants(options.variants, default_drafter=server.get("drafter", "")),
-        repeats=options.repeats,
-        concurrency=options.concurrency,
-        num_load_prompts=options.load_prompts,
-        num_arrivals=min(NUM_ARRIVALS, len(prompts)) if options.arrival else 0,
-    )
+    plan = _plan(options, prompts, server.get("max_running"))
     results = Results(
         settings={
             "command": sys.argv,
@@ -120,11 +121,31 @@ def prepare(
         environment={"machine": machine, "server": server},
         variants=tuple(plan.variants),
         is_cold=settings.clears_cache,
+        fixed_variants=tuple(plan.fixed),
     )
     if environment.is_busy(machine):
         load = machine["load_average"]
         results.note(f"something else was running when this began: load average {load:.1f}")
     return results, Driver(client, settings, _scraper(options, results)), plan
+
+
+def _plan(options: Options, prompts: list[Prompt], max_running: int | None) -> Plan:
+    rounds = options.repeats or NUM_ROUNDS
+    return Plan(
+        prompts=prompts,
+        variants=build_variants(options.variants),
+        repeats=options.repeats or 1,
+        rounds=rounds,
+        with_single=options.single,
+        concurrency=options.concurrency,
+        num_load_prompts=options.load_prompts,
+        num_arrivals=min(NUM_ARRIVALS, len(prompts)) if options.arrival else 0,
+        fixed=fixed_variants(options.fixed),
+        num_random=NUM_TEXTS if options.random_text else 0,
+        num_waves=rounds if options.square_wave else 0,
+        wave_effort=wave_effort(options.max_tokens),
+        max_running=max_running,
+    )
 
 
 def _json_value(value: Any) -> Any:
@@ -162,7 +183,7 @@ def measure(driver: Driver, plan: Plan, results: Results, bare: Path | None) -> 
     if bare is not None:
         ERR.print(f"loading the bare graph of {escape(str(bare))} ...", style="dim")
         model = load_bare(bare, prefill_chunk=chunk)
-    with _progress(plan.effort(with_bare=bare is not None)) as progress:
+    with progress_bar(plan.effort(with_bare=bare is not None)) as progress:
         Bench(driver, plan, results, progress=progress).run(model)
 
 
@@ -198,46 +219,3 @@ def _print_head(results: Results, plan: Plan) -> None:
             style="dim",
         )
     ERR.print(f"machine  {machine['processor']}, {machine['cores']} cores", style="dim")
-
-
-@contextmanager
-def _progress(total: float) -> Iterator[Progress]:
-    if not ERR.is_terminal:
-        yield _Lines(total)
-        return
-    with rich_progress.Progress(
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.TaskProgressColumn(),
-        rich_progress.TimeElapsedColumn(),
-        rich_progress.TextColumn("[dim]left[/]"),
-        rich_progress.TimeRemainingColumn(),
-        console=Console(stderr=True, highlight=False),
-        transient=True,
-    ) as bar:
-        yield _Bar(bar, total)
-
-
-class _Bar:
-    def __init__(self, bar: rich_progress.Progress, total: float) -> None:
-        self._bar = bar
-        self._task = bar.add_task("starting", total=total)
-
-    def begin(self, what: str) -> None:
-        self._bar.update(self._task, description=escape(f"{what:<32.32}"))
-
-    def advance(self, effort: float) -> None:
-        self._bar.advance(self._task, effort)
-
-
-class _Lines:
-    """For logs: one line for everything that begins."""
-
-    def __init__(self, total: float) -> None:
-        self._total, self._done = total, 0.0
-
-    def begin(self, what: str) -> None:
-        ERR.print(f"{min(1.0, self._done / self._total):4.0%}  {what}", markup=False, style="dim")
-
-    def advance(self, effort: float) -> None:
-        self._done += effort

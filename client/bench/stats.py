@@ -23,12 +23,39 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
+def median(values: Iterable[float]) -> float:
+    """NaN of nothing."""
+    found = list(values)
+    return statistics.median(found) if found else math.nan
+
+
+class Ratios(NamedTuple):
+    """Of pairs that were measured one right after the other."""
+
+    num_pairs: int
+    median: float
+    low: float
+    high: float
+
+
+def ratios(values: Iterable[float]) -> Ratios:
+    """All NaN of nothing."""
+    found = [value for value in values if not math.isnan(value)]
+    ends = (min(found), max(found)) if found else (math.nan, math.nan)
+    return Ratios(len(found), median(found), *ends)
+
+
 def group(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
     """By key, in the order of first appearance."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def decode_rate(records: Sequence[Record]) -> float:
+    """Tokens per second after the first chunk; NaN where there are none."""
+    return ratio(sum(r.num_decode_tokens for r in records), sum(r.decode_seconds for r in records))
 
 
 class Summary(NamedTuple):

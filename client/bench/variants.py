@@ -6,24 +6,22 @@ from collections.abc import Sequence
 
 from specdec.client.bench.records import Variant
 from specdec.client.errors import RequestRejected
-from specdec.drafters import NONE, drafter_class, drafter_names
+from specdec.drafters import NONE, drafter_names
 
 PLAIN = Variant("K=0", {"num_draft_tokens": 0})
 DEFAULT_NAME = "default"
 
 
-def build_variants(asked: Sequence[str], *, default_drafter: str) -> tuple[Variant, ...]:
+def build_variants(asked: Sequence[str]) -> tuple[Variant, ...]:
     """K=0, the server's default, then what was asked for, each once.
 
     Args:
         asked: DRAFTER or DRAFTER:K each.
-        default_drafter: of the server.
 
     Raises:
         RequestRejected: one is not of that form, or names a drafter there is not.
     """
-    default = Variant(DEFAULT_NAME, {}, _uses_model(default_drafter))
-    variants = [PLAIN, default]
+    variants = [PLAIN, Variant(DEFAULT_NAME, {})]
     for text in asked:
         variant = parse_variant(text)
         if variant.name not in {v.name for v in variants}:
@@ -43,8 +41,4 @@ def parse_variant(text: str) -> Variant:
     if drafter == NONE or (colon and int(length) == 0):
         return PLAIN
     options = {"drafter": drafter, **({"num_draft_tokens": int(length)} if colon else {})}
-    return Variant(text, options, _uses_model(drafter))
-
-
-def _uses_model(drafter: str) -> bool:
-    return drafter in drafter_names() and drafter != NONE and drafter_class(drafter).uses_model
+    return Variant(text, options)

@@ -63,6 +63,7 @@ def test_every_option_has_its_tensor():
         stop_words=["a", "ß"],
         bad_words=[],
         num_draft_tokens=0,
+        adaptive=False,
         drafter="ngram",
         return_logprobs=True,
     )
@@ -83,6 +84,7 @@ def test_every_option_has_its_tensor():
         "stop_words": ["a", "ß"],
         "bad_words": [],
         "num_draft_tokens": [0],
+        "adaptive": [False],
         "drafter": ["ngram"],
         "return_log_probs": [True],
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 from specdec.client.bench.metrics import COUNTERS, PREFIX
-from specdec.client.bench.records import Record, Work
+from specdec.client.bench.records import Excerpt, Record, Wave, Work
 from specdec.client.results import Chunk, Completion, Stats
 
 PROMPT_TOKENS = 10
@@ -48,6 +50,20 @@ def record(
     )
 
 
+def wave(*, slow_chunks=4, num_chunks=60, load=None) -> Wave:
+    """Chunks of two tokens, in calm 0.1 s apart.
+
+    The load comes at 1.05 s, after ten chunks, and goes at 5.05 s, in which time four more came.
+    The next `slow_chunks` take 0.5 s each, all later ones 0.1 s again.
+    """
+    gaps = [0.1] * 10 + [1.0] * 4 + [0.5] * slow_chunks
+    gaps += [0.1] * (num_chunks - len(gaps))
+    calm = record("lone", "default", ttft=0.1, gap=0.1, chunks=[2] * num_chunks)
+    lone = replace(calm, chunk_seconds=tuple(itertools.accumulate(gaps[:num_chunks])))
+    excerpts = (Excerpt("a", (1, 2, 3)), Excerpt("b", ())) if load is None else tuple(load)
+    return Wave(calm, lone, 1.05, 5.05, excerpts)
+
+
 class FakeStream:
     """Chunks as they come; closing it ends it early, without stats."""
 
@@ -61,7 +77,7 @@ class FakeStream:
 
     def __next__(self) -> Chunk:
         chunk = None if self.closed.is_set() else next(self._chunks, None)
-        if chunk is None:
+        if chunk is None or self.closed.is_set():
             self.close()
             raise StopIteration
         return chunk
@@ -77,6 +93,8 @@ class FakeStream:
 
     def __exit__(self, *_):
         self.close()
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()  # the thread that iterates is the one that leaves
 
 
 class FakeClient:
@@ -102,8 +120,12 @@ class FakeClient:
     def __exit__(self, *_):
         pass
 
-    def stream(self, prompt=None, *, messages=None, timeout=None, **options) -> FakeStream:
+    def stream(
+        self, prompt=None, *, messages=None, input_ids=None, timeout=None, **options
+    ) -> FakeStream:
         text = prompt if messages is None else messages[0]["content"]
+        if input_ids is not None:
+            text = " ".join(map(str, input_ids))
         with self._lock:
             self.requests.append((text, options))
         for part, error in self.failures.items():

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec.client.bench import session
-from specdec.client.bench.command import parse_concurrency
+from specdec.client.bench.command import parse_numbers
 from specdec.client.bench.metrics import MetricsUnavailable, Scraper
 from specdec.client.bench.session import default_metrics_url
 from specdec.client.cli import app
@@ -54,7 +54,8 @@ def test_the_whole_way_from_the_command_line_to_the_file(client, tmp_path):
     assert done.exit_code == 0, done.output
     for title in ("One request at a time", "One step while decoding", "Many requests at once"):
         assert title in done.stdout
-    assert "same ids in all variants and loads: 4 of 4 prompts" in done.stdout
+    assert "same ids in all variants: 2 of 2 prompts" in done.stdout
+    assert "same ids in all variants and levels: 12 of 12 prompts" in done.stdout
     assert "2 prompts, 1 categories, up to 4 tokens, greedy; K=0, default, ngram:8" in done.stderr
     found = json.loads(file.read_text())
     assert found["is_complete"]
@@ -125,12 +126,12 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(client, arguments, 
     assert not client.requests
 
 
-def test_concurrency_levels():
-    assert parse_concurrency(None) == ()
-    assert parse_concurrency("1, 4,16,4") == (1, 4, 16)
-    for text in ("", "0", "-1", "1,,2", "2000"):
-        with pytest.raises(RequestRejected):
-            parse_concurrency(text)
+def test_lists_of_numbers():
+    assert parse_numbers("--fixed", None, most=64) == ()
+    assert parse_numbers("--fixed", "1, 4,16,4", most=64) == (1, 4, 16)
+    for text in ("", "0", "-1", "1,,2", "65"):
+        with pytest.raises(RequestRejected, match="expected numbers from 1 to 64"):
+            parse_numbers("--fixed", text, most=64)
 
 
 def test_metrics_are_looked_for_on_the_servers_host(monkeypatch):

@@ -80,6 +80,7 @@ def test_a_draft_models_cache_is_filled_by_drafting():
     assert client.requests[0][1] == {
         "drafter": "draft_model",
         "num_draft_tokens": 1,
+        "adaptive": False,
         "max_tokens": 3,
         "min_tokens": 3,
     }

@@ -4,11 +4,12 @@ from importlib.util import find_spec
 import pytest
 
 from specdec.client.bench import output
+from specdec.client.bench.fixed import fixed_variants
 from specdec.client.bench.output import check_can_plot, check_writable, write_json, write_plot
 from specdec.client.bench.records import Arrival, BareRun, Level, PassCost, Results, Variant, Work
 from specdec.client.bench.variants import PLAIN
 from specdec.client.errors import RequestRejected
-from support.bench import record
+from support.bench import record, wave
 
 
 @pytest.fixture
@@ -23,7 +24,16 @@ def results():
     found.records = [record(gap=1.0, work=work), record(variant="default", gap=0.5, work=work)]
     found.bare_runs = [BareRun("chat/1", "chat", 0, (0, 1, 2, 3), 10, 0.5, 2.7, 256)]
     found.pass_costs = [PassCost(256, 1, 0.9), PassCost(256, 2, 1.0)]
-    found.levels = [Level("K=0", 1, (record(),), work)]
+    found.levels = [
+        Level("K=0", 1, (record(),), work),
+        Level("default", 1, (record(variant="default", gap=0.0),), work),
+    ]
+    found.fixed_variants = fixed_variants([4])
+    gaps = {"K=0": 0.5, "adaptive": 0.3, "K=4": 0.4}
+    found.fixed = [record(variant=name, gap=gap) for name, gap in gaps.items()]
+    found.random = [record("random/1"), record("random/1", "default", gap=0.4)]
+    found.waves = [wave()]
+    found.wave_plain = [found.waves[0].calm]
     found.arrivals = [Arrival("K=0", "a", 12, 4, 0.1, 0.3, 0.1)]
     return found
 
@@ -36,7 +46,7 @@ def test_json_holds_everything_and_no_nan(results, tmp_path):
         raise AssertionError(f"{text} is not JSON")
 
     found = json.loads(path.read_text(), parse_constant=refuse)
-    assert found["format"] == 1
+    assert found["format"] == 2
     assert found["settings"]["command"] == ["specdec", "bench"]
     assert found["is_complete"] is False
     assert found["variants"] == {"K=0": {"num_draft_tokens": 0}, "default": {}}
@@ -47,6 +57,19 @@ def test_json_holds_everything_and_no_nan(results, tmp_path):
     assert found["levels"][0]["tokens_per_second"] == pytest.approx(4 / 2.5)
     assert found["levels"][0]["steps"]["orchestration_share"] == pytest.approx(0.25)
     assert found["arrivals"][0]["excess_steps"] == pytest.approx(2.0)
+    assert found["load"][1]["against_plain"]["median"] == pytest.approx(2.5)
+    assert found["load_equality"]["num_equal"] == 1
+    assert found["fixed"]["summary"]["lengths"][1]["variant"] == found["fixed"]["best"] == "K=4"
+    assert found["random_text"]["summary"][1]["total"] == pytest.approx(1.25)
+    assert found["square_wave"]["summary"]["worst_back_seconds"] == pytest.approx(1.95)
+    assert len(found["square_wave"]["waves"][0]["load"]) == 2
+
+
+def test_json_of_a_run_that_measured_nothing(tmp_path):
+    write_json(Results(variants=(PLAIN,)), tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["fixed"]["summary"] is found["square_wave"]["summary"] is None
+    assert found["load"] == found["random_text"]["summary"] == []
 
 
 def test_the_summary_has_one_entry_per_category_and_variant(results, tmp_path):

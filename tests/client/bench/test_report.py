@@ -3,10 +3,12 @@ import io
 import pytest
 from rich.console import Console
 
+from specdec.client.bench.fixed import fixed_variants
 from specdec.client.bench.records import Arrival, BareRun, Level, PassCost, Results, Variant, Work
-from specdec.client.bench.report import WIDTH, render
+from specdec.client.bench.report import render
+from specdec.client.bench.tables import WIDTH
 from specdec.client.bench.variants import PLAIN
-from support.bench import record
+from support.bench import record, wave
 
 DEFAULT = Variant("default", {})
 MODEL = Variant("draft_model:16", {"drafter": "draft_model", "num_draft_tokens": 16})
@@ -83,9 +85,8 @@ def test_the_main_table_states_each_speedup(results):
 
 def test_equal_ids_are_counted_and_others_named(results):
     assert "same ids in all variants: 2 of 2 prompts\n" in show(results)
-    other = record("chat/1", "default", token_ids=(0, 1, 9))
-    results.levels.append(Level("default", 1, (other,)))
-    assert "same ids in all variants and loads: 1 of 2 prompts; not chat/1" in show(results)
+    results.records.append(record("chat/1", "default", token_ids=(0, 1, 9)))
+    assert "same ids in all variants: 1 of 2 prompts; not chat/1" in show(results)
 
 
 def test_steps_are_split_without_the_prefill(results):
@@ -124,7 +125,7 @@ def test_load_and_arrivals(results):
         Arrival("K=0", "a", 12, 4, 0.1, 0.2, 0.1),
     ]
     text = show(results)
-    table = rows(text, "Many requests at once")
+    table = rows(text, "Many requests at once, in detail")
     assert table[3] == [
         *("K=0", "1", "2", "0.9", "1.00", "0.9", "1000", "1000", "1000.0", "40.0", "5.0", "0.0"),
     ]
@@ -138,7 +139,17 @@ def test_no_line_is_too_wide_and_no_number_is_cut(results):
     for name in ("chat/1", f"{LONG}/1"):
         category = name.partition("/")[0]
         results.records.append(record(name, MODEL.name, category=category, drafted=9, work=work(4)))
-    results.levels = [Level(v.name, 16, (record("x", v.name),), work(4)) for v in results.variants]
+    results.levels = [
+        Level(v.name, n, (record("x", v.name),), work(4))
+        for v in results.variants
+        for n in (1, 1024)
+    ]
+    results.environment = {"server": {"max_running": 16}}
+    results.fixed_variants = fixed_variants([16])
+    results.fixed = [record("x", v.name) for v in results.fixed_variants]
+    results.random = [record("x", v.name, drafted=123456) for v in results.variants]
+    results.waves = [wave(), wave(num_chunks=36)]
+    results.wave_plain = [results.waves[0].calm]
     results.arrivals = [Arrival(MODEL.name, f"{LONG}/12", 1234, 4, 1.0, 2.0, 0.1)]
     text = show(results)
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
 from specdec.client.bench.bare import BareModel
+from specdec.client.bench.fixed import fixed_variants
 from specdec.client.bench.load import Driver, Settings
 from specdec.client.bench.metrics import Scraper
+from specdec.client.bench.plan import Plan
 from specdec.client.bench.records import Prompt, Results, Variant
-from specdec.client.bench.run import Bench, Plan
+from specdec.client.bench.run import Bench
 from specdec.client.bench.variants import PLAIN
 from specdec.client.errors import RequestRejected, ServerFailed
 from support.bench import FakeClient, Recorder
@@ -54,17 +58,19 @@ def test_repeats_rotate_too():
 
 def test_the_progress_bar_ends_at_its_end():
     plan = Plan(
-        PROMPTS, VARIANTS[:2], repeats=2, concurrency=(1, 3), num_load_prompts=3, num_arrivals=2
+        PROMPTS,
+        VARIANTS[:2],
+        repeats=2,
+        concurrency=(1, 3),
+        num_load_prompts=3,
+        num_arrivals=2,
+        fixed=fixed_variants([2, 4]),
+        num_random=2,
     )
     run, results, progress = bench(FakeClient(step_seconds=0.001), plan)
     run.run()
     assert progress.effort == pytest.approx(plan.effort(with_bare=False))
-    assert [(v.concurrency, v.variant) for v in results.levels] == [
-        (1, "K=0"),
-        (1, "default"),
-        (3, "K=0"),
-        (3, "default"),
-    ]
+    assert len(results.levels) == 4 * plan.rounds
     assert len(results.arrivals) == 4
 
 
@@ -77,13 +83,31 @@ def test_a_level_has_whole_rounds_of_texts_that_differ():
     assert jobs[0][0] == PROMPTS[1]
 
 
-def test_levels_are_compared_with_the_single_requests():
-    run, results, _ = bench(FakeClient(), Plan(PROMPTS, VARIANTS[:2], concurrency=(2,)))
+def test_each_part_can_be_left_out():
+    plan = Plan(PROMPTS, VARIANTS, with_single=False, num_random=1, rounds=1)
+    run, results, progress = bench(FakeClient(), plan)
     run.run()
-    single = {r.prompt: r.token_ids for r in results.records}
-    loaded = [r for level in results.levels for r in level.records]
-    assert len(loaded) == 8
-    assert all(single[r.prompt] == r.token_ids for r in loaded)
+    assert results.records == results.prefills == results.levels == results.fixed == []
+    assert len(results.random) == 3
+    assert progress.effort == pytest.approx(plan.effort(with_bare=False))
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_the_server_shows_which_variants_call_a_draft_model(calls):
+    """Or the model's cache would not be cleared for those, or slowly for all."""
+
+    class Counted(FakeClient):
+        def _count(self, *counts):
+            super()._count(*counts)
+            if not calls:
+                self.work = replace(self.work, draft_seconds=0.0)
+
+    client = Counted()
+    run, _, _ = bench(client, Plan(PROMPTS[:1], VARIANTS[:2]), clears_cache=True)
+    run.run()
+    drafts = [o for _, o in client.requests if o.get("adaptive") is False]
+    # One to see it; then all slots before the variant's one request.
+    assert len(drafts) == (1 + 16 if calls else 1)
 
 
 def test_the_bare_loop_takes_its_turn():
@@ -108,10 +132,10 @@ def test_a_refused_prompt_is_noted_and_left_out():
     run, results, progress = bench(client, plan)
     run.run()
     assert {r.prompt for r in results.records} == {"chat/1", "chat/2"}
-    assert [len(level.records) for level in results.levels] == [2, 2]
+    assert [len(level.records) for level in results.levels] == [2] * 6
     assert results.notes == ["chat/3 was left out: the prompt is too long"]
-    # The load no longer asks for the third one, with either variant.
-    assert progress.effort == pytest.approx(plan.effort(with_bare=False) - 2)
+    # The load no longer asks for the third one, in three rounds of two variants.
+    assert progress.effort == pytest.approx(plan.effort(with_bare=False) - 6)
 
 
 def test_a_prompt_that_is_too_long_with_its_answer_is_left_out_too():

@@ -5,9 +5,7 @@ from specdec.client.errors import RequestRejected
 
 
 def test_plain_and_default_come_first_and_nothing_twice():
-    found = build_variants(
-        ["ngram:8", "draft_model:4", "ngram", "ngram:8", "none"], default_drafter="ngram"
-    )
+    found = build_variants(["ngram:8", "draft_model:4", "ngram", "ngram:8", "none"])
     assert [(v.name, v.options) for v in found] == [
         ("K=0", {"num_draft_tokens": 0}),
         ("default", {}),
@@ -16,13 +14,6 @@ def test_plain_and_default_come_first_and_nothing_twice():
         ("ngram", {"drafter": "ngram"}),
     ]
     assert [v.is_plain for v in found] == [True, False, False, False, False]
-    assert [v.uses_draft_model for v in found] == [False, False, False, True, False]
-
-
-def test_the_default_uses_a_draft_model_if_the_servers_drafter_does():
-    assert build_variants([], default_drafter="draft_model")[1].uses_draft_model
-    assert not build_variants([], default_drafter="none")[1].uses_draft_model
-    assert not build_variants([], default_drafter="")[1].uses_draft_model
 
 
 def test_no_drafts_is_plain_whatever_the_drafter():
