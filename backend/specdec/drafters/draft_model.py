@@ -2,6 +2,9 @@
 
 It samples with the target's own noise (same seed, position and token id), so that its draw and
 the target's are coupled and agree more often than independent draws would.
+
+What an omen says is the probability the draft itself gave a token; how far that can be trusted, the
+judge learns.
 """
 
 from __future__ import annotations
@@ -9,13 +12,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar, cast
 
 from specdec.drafters._calls import gather
+from specdec.drafters._head import bucket_of
 from specdec.drafters.base import Asked, Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.types import Decoder, DecoderInfo, Extend, Head, Proposal, Verdict
+from specdec.drafters.eagle import BUCKET_ODDS
+from specdec.sampling import is_greedy
+from specdec.types import Decoder, DecoderInfo, Extend, Head, Proposal, SamplingParams, Verdict
 
 CATCH_UP_TOKENS = 256  # rows one call may spend on a sequence the draft has not followed
+# Omens: buckets of the draft's own probabilities where the likeliest token is taken; then the same
+# where tokens are drawn: with the same noise, two draws agree more often than either is likely.
+LIKELIEST = 1
+DRAWN = LIKELIEST + len(BUCKET_ODDS)
+FIRST_ODDS = {
+    **dict(enumerate(BUCKET_ODDS, start=LIKELIEST)),
+    **dict(enumerate(map(sqrt, BUCKET_ODDS), start=DRAWN)),
+}
 
 
 @dataclass(slots=True)
@@ -35,6 +50,7 @@ class DraftModelDrafter(Drafter):
 
     name: ClassVar[str] = "draft_model"
     model: ClassVar = "draft"
+    first_odds = FIRST_ODDS
 
     def __init__(self, model: Decoder | Head | None = None) -> None:
         super().__init__()
@@ -60,7 +76,9 @@ class DraftModelDrafter(Drafter):
             state = self._states[call.sequence_id]
             state.num_cached = call.start + len(call.token_ids)
             state.num_drafted = len(sampled.token_ids)
-            proposals[index] = Proposal(sampled.token_ids)
+            first = _first_omen(views[index].sampling)
+            omens = tuple(first + bucket_of(logprob) for logprob in sampled.logprobs)
+            proposals[index] = Proposal(sampled.token_ids, omens)
             num_left = len(views[index].token_ids) - state.num_cached
             asked[index] = Asked(max(state.num_drafted, 1), len(call.token_ids), num_left)
         return ProposeResult(proposals, seconds, failed, asked)
@@ -101,3 +119,7 @@ class DraftModelDrafter(Drafter):
         states = {i: self._states.pop(i) for i in sequence_ids if i in self._states}
         if states:
             self._decoder.close([(i, state.num_cached) for i, state in states.items()])
+
+
+def _first_omen(sampling: SamplingParams) -> int:
+    return LIKELIEST if is_greedy(sampling) else DRAWN
