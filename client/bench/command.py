@@ -91,11 +91,13 @@ def bench(
 ) -> None:
     """Measure what speculation gains on a running server, and where the time goes.
 
-    Every prompt is answered with K=0, with the server's default and with each --variant, in
-    turns, and all answers are compared. Other measurements follow in the order of their options
-    below; --no-single leaves out the first. Ctrl-C prints what there is so far.
+    Every prompt is answered with K=0, with the server's default and with
+    each --variant, in turns, and all answers are compared. What other options
+    ask for follows, each with a table of its own; --no-single leaves out the
+    first part. Ctrl-C prints what there is so far.
 
-    [dim]Is it ever slower?[/] specdec bench --no-single -n 64 --concurrency 1,2,4,8,16,32
+    [dim]Is it ever slower?[/]
+    specdec bench --no-single -n 64 --concurrency 1,2,4,8,16,32
     --fixed 1,2,3,4,6,8 --random-text --square-wave
     """
     from specdec.client.bench.output import check_can_plot, check_writable

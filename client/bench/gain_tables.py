@@ -67,14 +67,14 @@ def _rates(length: Length) -> list[str]:
 def random_table(summaries: Sequence[RandomSummary]) -> Group:
     """Every variant against K=0, text by text."""
     table = new_table(
-        "Random text: nothing to gain",
+        f"Random text: nothing to gain; {max(s.num_texts for s in summaries)} texts",
         ["variant"],
-        ["texts", "decode\ntokens/s", "drafted", "accep-\nted", "against\nK=0"],
+        ["tokens\nper s", "drafted", "accep-\nted", "against\nK=0"],
         ["median\ntext", "lowest", "highest", "same\nids"],
     )
     for index, s in enumerate(summaries):
         table.add_row(
-            *(escape(s.variant), str(s.num_texts), number(s.decode_tokens_per_second, 1)),
+            *(escape(s.variant), number(s.decode_tokens_per_second, 1)),
             *(str(s.num_draft_tokens), str(s.num_accepted_tokens)),
             *([BASELINE] if index == 0 else _against_cells(s)),
         )
@@ -83,13 +83,13 @@ def random_table(summaries: Sequence[RandomSummary]) -> Group:
         table,
         f"tokens drawn at temperature {TEMPERATURE:g}, a seed for each text; no text twice;",
         f"{number(100 * distinct, 1)} % of an answer's tokens stand in it for the first time;",
-        "against K=0: decode tokens per s of all texts, then text by text",
+        "tokens per s: decode only; against K=0: over all texts, then text by text",
     )
 
 
 def _against_cells(s: RandomSummary) -> list[RenderableType]:
     pairs = s.against_plain
-    same = Text(f"{s.num_equal} of {s.num_compared}", style=judged(s.num_equal == s.num_compared))
+    same = Text(f"{s.num_equal}/{s.num_compared}", style=judged(s.num_equal == s.num_compared))
     return [
         gain_text(s.total, 3),
         *(number(x, 3) for x in (pairs.median, pairs.low, pairs.high)),
@@ -117,9 +117,9 @@ def wave_table(results: Results) -> Group:
         )
     return captioned(
         table,
-        "tokens per s of the one request that is there all the time; the load is cancelled",
-        "at once; back: from then on until it decodes the same tokens as fast as in calm",
-        f"(at least {SHARE:g} of it, over {NUM_PASSES} passes)",
+        "tokens per s of the one request that is there all the time; gain back: from the",
+        "moment that its load is cancelled until it decodes as fast as it did in calm at",
+        f"the same tokens (at least {SHARE:g} of that, over {NUM_PASSES} passes)",
         *_wave_lines(found),
     )
 

@@ -41,7 +41,7 @@ def level_table(results: Results) -> Group:
             label = ""
     return captioned(
         table,
-        "tokens per s: median of the rounds; against K=0: median of the rounds' own ratios",
+        "tokens per s: median of the rounds; against K=0: median of each round's ratio",
         f"every answer has {results.settings.get('max_tokens', '')} tokens; same ids: as K=0",
         *_queue_lines(results),
         _equality_line(results),
@@ -52,7 +52,7 @@ def _against_cells(s: LevelSummary, *, is_baseline: bool) -> list[RenderableType
     if is_baseline:
         return [BASELINE, "", "", ""]
     pairs = s.against_plain
-    same = Text(f"{s.num_equal} of {s.num_compared}", style=judged(s.num_equal == s.num_compared))
+    same = Text(f"{s.num_equal}/{s.num_compared}", style=judged(s.num_equal == s.num_compared))
     return [gain_text(pairs.median, 3), number(pairs.low, 3), number(pairs.high, 3), same]
 
 

@@ -29,7 +29,7 @@ class Plan:
     fixed: Sequence[Variant] = ()  # K=0, the default, then fixed lengths
     num_random: int = 0  # random texts in each round
     num_waves: int = 0
-    wave_effort: float = 0.0  # of one
+    waves_effort: float = 0.0  # of all together
     max_running: int | None = None  # sequences that the server runs at once, if known
 
     @property
@@ -55,7 +55,7 @@ class Plan:
         arrivals = self.num_arrivals * ARRIVAL_EFFORT
         fixed = len(self.prompts) * self.repeats * len(self.fixed)
         random = self.num_random * self.rounds * (1 + len(self.variants))
-        waves = self.num_waves * self.wave_effort
+        waves = self.waves_effort if self.num_waves else 0.0
         return single + len(self.variants) * (load + arrivals) + fixed + random + waves
 
     def single_effort(self, *, with_bare: bool) -> float:

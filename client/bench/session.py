@@ -31,7 +31,7 @@ from specdec.client.bench.report import render
 from specdec.client.bench.run import Bench
 from specdec.client.bench.tables import WIDTH
 from specdec.client.bench.variants import build_variants
-from specdec.client.bench.wave import wave_effort
+from specdec.client.bench.wave import waves_effort
 from specdec.client.client import SpecdecClient
 from specdec.client.console import ERR
 from specdec.client.errors import RequestRejected, ServerUnavailable
@@ -143,7 +143,7 @@ def _plan(options: Options, prompts: list[Prompt], max_running: int | None) -> P
         fixed=fixed_variants(options.fixed),
         num_random=NUM_TEXTS if options.random_text else 0,
         num_waves=rounds if options.square_wave else 0,
-        wave_effort=wave_effort(options.max_tokens),
+        waves_effort=waves_effort(rounds, options.max_tokens),
         max_running=max_running,
     )
 

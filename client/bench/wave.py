@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from specdec.client.bench.asked import Asked
 from specdec.client.bench.load import Driver
@@ -37,9 +38,14 @@ _LONE = Prompt(
 )
 
 
-def wave_effort(max_tokens: int) -> float:
-    """Of one wave, in answers of so many tokens: in calm and in load, both with drafts."""
-    return 1.5 * NUM_TOKENS / max_tokens
+def waves_effort(num_waves: int, max_tokens: int) -> float:
+    """Of `measure_waves`, in answers of so many tokens."""
+    return 0.7 * NUM_TOKENS / max_tokens * _num_parts(num_waves)
+
+
+def _num_parts(num_waves: int) -> int:
+    """Of about the same length: K=0, a first time with drafts, the waves, the load's texts."""
+    return 3 + 2 * num_waves
 
 
 def measure_waves(driver: Driver, plan: Plan, results: Results, progress: Progress) -> None:
@@ -50,17 +56,23 @@ def measure_waves(driver: Driver, plan: Plan, results: Results, progress: Progre
     texts = sorted(plan.prompts, key=lambda p: len(p.text))[:_NUM_TEXTS]
     num_running = NUM_AT_ONCE if plan.max_running is None else plan.max_running
     num_warm = min(NUM_AT_ONCE, num_running) - 1
+    done = partial(progress.advance, plan.waves_effort / _num_parts(plan.num_waves))
     progress.begin("wave, K=0 alone")
     results.wave_plain.append(_alone(driver, _LONE, PLAIN, NUM_TOKENS))
-    _alone(driver, _LONE, variant, NUM_TOKENS)  # what drafters remember of it is there from now on
+    done()
+    progress.begin("wave, once with drafts")  # which drafters may remember from then on
+    _alone(driver, _LONE, variant, NUM_TOKENS)
+    done()
     for number in range(1, plan.num_waves + 1):
         progress.begin(f"wave {number}, calm")
         calm = _alone(driver, _LONE, variant, NUM_TOKENS)
+        done()
         progress.begin(f"wave {number}, {NUM_AT_ONCE} at once")
         results.waves.append(_wave(driver, variant, calm, texts, num_warm=num_warm))
-        progress.advance(plan.wave_effort)
+        done()
     progress.begin("wave, its load's texts with K=0")
     results.wave_plain.extend(_references(driver, texts, results.waves))
+    done()
 
 
 def _alone(driver: Driver, prompt: Prompt, variant: Variant, num_tokens: int) -> Record:

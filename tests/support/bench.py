@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
+from rich.console import Console, RenderableType
+
 from specdec.client.bench.metrics import COUNTERS, PREFIX
 from specdec.client.bench.records import Excerpt, Record, Wave, Work
+from specdec.client.bench.tables import WIDTH
 from specdec.client.results import Chunk, Completion, Stats
 
 PROMPT_TOKENS = 10
@@ -187,6 +191,20 @@ class FakeClient:
             f'{PREFIX}{counter}{{model="speculative"}} {getattr(self.work, name)!r}\n'
             for name, counter in COUNTERS.items()
         )
+
+
+def show(*sections: RenderableType) -> str:
+    """As printed: a wide terminal without colours."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, highlight=False)
+    for section in sections:
+        console.print(section)
+    return out.getvalue()
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in text.splitlines()]
 
 
 class Recorder:

@@ -5,10 +5,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from specdec.client.bench import session
+from specdec.client.bench import session, wave
 from specdec.client.bench.command import parse_numbers
 from specdec.client.bench.metrics import MetricsUnavailable, Scraper
+from specdec.client.bench.random_text import NUM_TEXTS
 from specdec.client.bench.session import default_metrics_url
+from specdec.client.bench.wave import NUM_AT_ONCE
 from specdec.client.cli import app
 from specdec.client.errors import RequestRejected, ServerFailed, ServerUnavailable
 from support.bench import NUM_SLOTS, FakeClient
@@ -65,6 +67,33 @@ def test_the_whole_way_from_the_command_line_to_the_file(client, tmp_path):
     assert found["environment"]["machine"]["cores"] >= 1
 
 
+def test_whether_it_is_ever_slower(client, tmp_path, monkeypatch):
+    monkeypatch.setattr(wave, "_LEAST_SECONDS", 0.0)
+    file = tmp_path / "out.json"
+    parts = ("--no-single", "--fixed", "2,4", "--random-text", "--square-wave", "--repeats", 1)
+    done = bench(*parts, "--prompts", write_prompts(tmp_path / "p.jsonl"), "--json", file)
+    assert done.exit_code == 0, done.output
+    titles = ("One draft length for all 2 prompts", "Random text", "A wave of load")
+    places = [done.stdout.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "One request at a time" not in done.stdout
+    found = json.loads(file.read_text())
+    assert found["fixed"]["variants"]["K=4"] == {"num_draft_tokens": 4, "adaptive": False}
+    assert len(found["random_text"]["records"]) == 2 * NUM_TEXTS
+    (one,) = found["square_wave"]["waves"]
+    assert len(one["load"]) == NUM_AT_ONCE - 1
+    assert found["settings"]["fixed"] == [2, 4]
+
+
+def test_ctrl_c_in_a_wave_prints_what_there_is(client, tmp_path, monkeypatch):
+    client.failures["ferry"] = KeyboardInterrupt()
+    done = bench("--no-single", "--fixed", "2", "--square-wave", "--per-category", "1")
+    assert done.exit_code == 130
+    assert "One draft length for all 5 prompts" in done.stdout
+    assert "note: stopped before the end" in done.stdout
+    assert "A wave of load" not in done.stdout
+
+
 def test_without_a_file_the_builtin_prompts_are_used(client):
     done = bench("--per-category", "1")
     assert done.exit_code == 0, done.output
@@ -114,6 +143,9 @@ def test_a_server_that_is_not_there():
     [
         (["--bare", "x", "--temperature", "0.5"], "--bare is a greedy loop"),
         (["--concurrency", "1,x"], "--concurrency '1,x': expected numbers"),
+        (["--fixed", "0"], "--fixed '0': expected numbers from 1 to 64"),
+        (["--no-single"], "--no-single leaves nothing to measure"),
+        (["--no-single", "--random-text", "--bare", "x"], "need prompts one at a time"),
         (["--json", "/nowhere/out.json"], "cannot be written"),
         (["--prompts", "/nowhere.jsonl"], "cannot be read"),
         (["--variant", "eagles"], "no drafter 'eagles'"),

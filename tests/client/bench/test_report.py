@@ -1,13 +1,11 @@
-import io
-
 import pytest
-from rich.console import Console
 
 from specdec.client.bench.fixed import fixed_variants
 from specdec.client.bench.records import Arrival, BareRun, Level, PassCost, Results, Variant, Work
 from specdec.client.bench.report import render
 from specdec.client.bench.tables import WIDTH
 from specdec.client.bench.variants import PLAIN
+from support import bench
 from support.bench import record, wave
 
 DEFAULT = Variant("default", {})
@@ -16,12 +14,7 @@ LONG = "math_reasoning"
 
 
 def show(results):
-    """The report's lines, their columns split at two or more spaces."""
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, highlight=False)
-    for section in render(results):
-        console.print(section)
-    return out.getvalue()
+    return bench.show(*render(results))
 
 
 def rows(text, title):

@@ -21,11 +21,14 @@ class Crowded(FakeClient):
     def __init__(self, max_running=100):
         super().__init__()
         self._places = threading.Semaphore(max_running)
+        self.company: list[int] = []  # at the end of each answer, itself included
 
     def _answer(self, text, options):
         with self._places:
             for chunk in super()._answer(text, options):
                 self._step_seconds = STEP * self.in_flight
+                if chunk.finish_reason is not None:
+                    self.company.append(self.in_flight)
                 yield chunk
 
 
@@ -38,7 +41,7 @@ def _short(monkeypatch):
 def measure(client, *, num_waves=2, **more):
     results, progress = Results(), Recorder()
     plan = Plan(
-        PROMPTS, (PLAIN, Variant("default", {})), num_waves=num_waves, wave_effort=3.0, **more
+        PROMPTS, (PLAIN, Variant("default", {})), num_waves=num_waves, waves_effort=6.0, **more
     )
     before = threading.active_count()
     try:
@@ -53,7 +56,8 @@ def test_one_request_is_there_all_the_time_and_31_come_and_go():
     client = Crowded()
     results, progress = measure(client)
     assert client.most_in_flight == 32
-    assert progress.effort == 2 * 3.0
+    assert set(client.company) == {1}, "the load is gone before the lone request ends"
+    assert progress.effort == pytest.approx(6.0)
     for wave in results.waves:
         assert wave.calm.num_tokens == wave.lone.num_tokens == 400
         assert 0 < wave.rise_seconds < wave.fall_seconds < wave.lone.total_seconds
