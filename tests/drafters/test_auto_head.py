@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.drafters._head import bucket_of
+from specdec.drafters._buckets import BUCKET_ODDS, bucket_of
 from specdec.drafters._memory import WIDTH
 from specdec.drafters.auto import (
     CONFIRMED,
@@ -20,7 +20,6 @@ from specdec.drafters.auto import (
     AutoDrafter,
 )
 from specdec.drafters.base import DraftView, Judge, undecided
-from specdec.drafters.eagle import BUCKET_ODDS
 from specdec.errors import DecoderFailed
 from specdec.types import DecoderInfo, HeadDraft, HeadResult, SamplingParams
 from support.engine import Harness, make_drafter

@@ -1,11 +1,12 @@
-"""What a draft model's own confidence tells: how its tokens are judged."""
+"""What a draft model's own confidence tells: how its tokens are judged, and where it stops."""
 
 import math
 from itertools import pairwise
 
 import pytest
 
-from specdec.drafters.base import DraftView
+from specdec.drafters._buckets import BUCKET_ODDS
+from specdec.drafters.base import DraftView, Judge
 from specdec.drafters.draft_model import DRAWN, FIRST_ODDS, LIKELIEST, DraftModelDrafter
 from specdec.types import Extended, SamplingParams
 from support.fakes import ScriptedDecoder
@@ -22,8 +23,11 @@ class Confident(ScriptedDecoder):
         self.logprobs = [math.log(p) for p in probs]
 
     def _extend(self, call):
-        found = super()._extend(call)
-        return Extended(found.token_ids, tuple(self.logprobs[: len(found.token_ids)]))
+        size = 1
+        while size <= call.num_draft_steps and sum(self.logprobs[:size]) >= call.least_logprob:
+            size += 1
+        found = super()._extend(call._replace(num_draft_steps=size - 1, least_logprob=-math.inf))
+        return Extended(found.token_ids, tuple(self.logprobs[:size]))
 
 
 def view_of(sequence_id=1, sampling=GREEDY):
@@ -60,3 +64,49 @@ def test_every_omen_has_first_odds():
         assert odds == sorted(odds)
         assert 0 < odds[0] < odds[-1] < 1
     assert DraftModelDrafter.first_odds is FIRST_ODDS
+
+
+def trusting(trust, **options):
+    """A judge that has seen tokens hold with odds p ** trust where the draft said p."""
+    names = [*BUCKET_ODDS, *BUCKET_ODDS]
+    return Judge(lambda _: lambda omen, depth: names[omen - LIKELIEST] ** trust, **options)
+
+
+def drafted(judge, *sequence_ids, limit=5, sampling=GREEDY):
+    """Drafts of 0.8, 0.64, ...: lengths, and the thresholds that were asked for."""
+    decoder = Confident(*[0.8] * limit)
+    views = [view_of(i, sampling) for i in sequence_ids]
+    result = DraftModelDrafter(decoder).propose(views, [limit] * len(views), judge)
+    assert [a.num_passes for a in result.asked.values()] == [
+        len(p.token_ids) for p in result.proposals
+    ]
+    (calls,) = decoder.calls
+    return [len(p.token_ids) for p in result.proposals], [c.least_logprob for c in calls]
+
+
+def test_a_draft_stops_behind_the_token_that_makes_it_too_unlikely():
+    """Each sequence at its own odds; one whose length was asked for does not."""
+    judge = trusting(1.0, stops={1: 0.6, 2: 0.9, 3: 0.3})
+    lengths, leasts = drafted(judge, 1, 2, 3, 4)
+    assert lengths == [3, 1, 5, 5]
+    assert leasts[:3] == pytest.approx([math.log(p) for p in (0.6, 0.9, 0.3)])
+    assert leasts[3] == -math.inf
+    assert drafted(judge, 1, limit=1) == ([1], [-math.inf])  # nothing could be saved
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("trust", "length"), [(0.25, 5), (0.5, 5), (1.0, 3), (2.0, 2), (9.0, 1)])
+def test_doubts_count_as_much_as_they_have_proved_right(sampling, trust, length):
+    judge = trusting(trust, stops={1: 0.6})
+    lengths, leasts = drafted(judge, 1, sampling=sampling)
+    assert lengths == [length]
+    assert leasts == pytest.approx([math.log(0.6) / trust])
+
+
+def test_doubts_that_are_always_wrong_stop_nothing():
+    assert drafted(trusting(0.0, stops={1: 0.6}), 1) == ([5], [-math.inf])
+
+
+def test_where_no_draft_token_can_pay_a_pass_one_is_drafted():
+    for least in (1.0, 7.0):
+        assert drafted(trusting(1.0, stops={1: least}), 1)[0] == [1]

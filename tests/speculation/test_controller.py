@@ -462,3 +462,27 @@ def test_a_drafter_of_trees_is_asked_for_all_it_has_in_the_passes_that_pay():
     (passes,) = control.judge("tree").passes([2], [()])
     assert 0 < limits[0] < limits[1] == CAP
     assert 0 < passes < CAP
+
+
+def test_a_chain_stops_where_one_more_pass_costs_more_than_it_promises():
+    """What the draft pass takes longer for that sequence; requests of a fixed length do not."""
+
+    def stops(share, *candidates):
+        models = {
+            "chain": DraftModel(fitted(cpu, share)),
+            "tree": DraftModel(fitted(cpu, share), grows_trees=True),
+        }
+        control = Controller(fitted(cpu), models, ["free", *models])
+        control.limits(candidates)
+        assert not control.judge("tree").stops
+        assert not control.judge("free").stops
+        return control.judge("chain").stops
+
+    alone, tree = Candidate(1, "chain", CAP), Candidate(2, "tree", CAP)
+    assert stops(0.2, alone, tree).keys() == {1}
+    assert stops(0.2, alone)[1] == pytest.approx(0.2)
+    assert stops(0.1, alone)[1] == pytest.approx(0.1)
+    assert not stops(0.2, alone._replace(is_fixed=True), tree)
+    many = stops(0.2, *(alone._replace(sequence_id=i) for i in range(4)))
+    assert len(many) == 4
+    assert max(many.values()) < 0.1  # the others' pass is made anyway

@@ -269,7 +269,7 @@ def test_first_odds_are_forgotten_with_evidence(rate):
     found = []
     for first_odds in (0.05, 0.95):
         outlook, rng = Outlook({1: first_odds}), random.Random(0)
-        for _ in range(150):
+        for _ in range(400):
             outlook.observe(0, chain(omen=1), outputs(rng, rate))
         found.append(first(outlook, omen=1))
     assert found[0] == pytest.approx(found[1], abs=0.03)

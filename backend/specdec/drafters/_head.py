@@ -11,11 +11,9 @@ The head feeds itself from there on, and its tree is what it finds likeliest.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from math import exp
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +25,6 @@ from specdec.types import Features, Head, HeadCall, HeadDraft
 CATCH_UP_ROWS = 512  # rows one call may spend on a sequence the head has not followed
 WIDTH = 4  # branches of a token, and tokens that a pass goes on from
 MAX_DEPTH = 8  # passes of a tree; text that is sure of itself for longer repeats, and is copied
-EDGES = (0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93)  # between buckets of probabilities
-
-
-def bucket_of(logprob: float) -> int:
-    """What a head's own probability of a draft token counts as: 0 ... len(EDGES)."""
-    return bisect_right(EDGES, exp(logprob))
 
 
 @dataclass(slots=True, eq=False)

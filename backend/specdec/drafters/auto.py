@@ -17,11 +17,11 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import ClassVar, NamedTuple, cast
 
+from specdec.drafters._buckets import BUCKET_ODDS, bucket_of
 from specdec.drafters._grow import Branch, Tree, grow
-from specdec.drafters._head import Drafts, HeadFollower, bucket_of
+from specdec.drafters._head import Drafts, HeadFollower
 from specdec.drafters._memory import WIDTH, Memory
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.drafters.eagle import BUCKET_ODDS
 from specdec.drafters.ngram import MAX_OMEN, Index
 from specdec.drafters.recycle import FIRST_ODDS as RECYCLED_ODDS
 from specdec.drafters.recycle import PAIR, SINGLE, last_two, learn

@@ -40,6 +40,9 @@ class Judge(NamedTuple):
     odds: Callable[[int], Odds]  # by sequence id
     least: float = 0.02  # a draft token less likely than that cannot pay
     passes: Passes = _many  # for a drafter that grows trees with a model; asked once a step
+    # By sequence id: behind a draft less likely than that, one more pass of a model that drafts
+    # chains cannot pay. Others are drafted to their limit.
+    stops: Mapping[int, float] = MappingProxyType({})
 
 
 undecided = Judge(lambda sequence_id: _even)  # has seen nothing

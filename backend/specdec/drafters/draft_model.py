@@ -4,7 +4,7 @@ It samples with the target's own noise (same seed, position and token id), so th
 the target's are coupled and agree more often than independent draws would.
 
 What an omen says is the probability the draft itself gave a token; how far that can be trusted, the
-judge learns.
+judge learns. Where the draft has lost confidence in a sequence, its call goes on without it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from math import sqrt
+from functools import partial
+from math import inf, log, sqrt
 from typing import ClassVar, cast
 
+from specdec.drafters._buckets import BUCKET_ODDS, bucket_of
 from specdec.drafters._calls import gather
-from specdec.drafters._head import bucket_of
 from specdec.drafters.base import Asked, Drafter, DraftView, Judge, ProposeResult, undecided
-from specdec.drafters.eagle import BUCKET_ODDS
 from specdec.sampling import is_greedy
 from specdec.types import Decoder, DecoderInfo, Extend, Head, Proposal, SamplingParams, Verdict
 
@@ -31,6 +31,7 @@ FIRST_ODDS = {
     **dict(enumerate(BUCKET_ODDS, start=LIKELIEST)),
     **dict(enumerate(map(sqrt, BUCKET_ODDS), start=DRAWN)),
 }
+_USUAL = range(2, 6)  # buckets that show whether doubts can be trusted: seen often, and not sure
 
 
 @dataclass(slots=True)
@@ -65,7 +66,8 @@ class DraftModelDrafter(Drafter):
         if self._info is None:
             self._info = self._decoder.describe()
         proposals = [Proposal()] * len(views)
-        calls, failed = gather(views, limits, self._extend, model="draft model")
+        call_for = partial(self._extend, judge=judge)
+        calls, failed = gather(views, limits, call_for, model="draft model")
         if not calls:
             return ProposeResult(proposals, failed=failed)
         began = time.perf_counter()
@@ -83,7 +85,7 @@ class DraftModelDrafter(Drafter):
             asked[index] = Asked(max(state.num_drafted, 1), len(call.token_ids), num_left)
         return ProposeResult(proposals, seconds, failed, asked)
 
-    def _extend(self, view: DraftView, limit: int) -> Extend | None:
+    def _extend(self, view: DraftView, limit: int, judge: Judge) -> Extend | None:
         """This sequence's share of the call; None when the draft cannot hold the sequence."""
         assert self._info is not None
         state = self._states.get(view.sequence_id)
@@ -101,7 +103,10 @@ class DraftModelDrafter(Drafter):
         assert pending, (state, len(view.token_ids))
         if len(pending) > CATCH_UP_TOKENS:
             return Extend(view.sequence_id, state.num_cached, pending[:CATCH_UP_TOKENS], 0)
-        return Extend(view.sequence_id, state.num_cached, pending, 1, limit - 1)
+        least = _least_logprob(view, judge) if limit > 1 else -inf
+        return Extend(
+            view.sequence_id, state.num_cached, pending, 1, limit - 1, least_logprob=least
+        )
 
     def observe(self, view: DraftView, verdict: Verdict) -> None:
         """Rewind to what was committed.
@@ -123,3 +128,19 @@ class DraftModelDrafter(Drafter):
 
 def _first_omen(sampling: SamplingParams) -> int:
     return LIKELIEST if is_greedy(sampling) else DRAWN
+
+
+def _least_logprob(view: DraftView, judge: Judge) -> float:
+    """Below which log-probability, as the draft sees it, a path is less likely to hold than the
+    judge's `stops` ask for.
+
+    The draft's doubts count as much as they have proved right: where it says p, the odds are about
+    p ** trust, along a path too.
+    """
+    least = judge.stops.get(view.sequence_id, 0.0)
+    if least <= 0.0:
+        return -inf
+    odds, first = judge.odds(view.sequence_id), _first_omen(view.sampling)
+    held = sum(log(odds(first + bucket, 0)) for bucket in _USUAL)
+    trust = held / sum(log(BUCKET_ODDS[bucket]) for bucket in _USUAL)
+    return min(log(least) / trust, 0.0) if trust else -inf

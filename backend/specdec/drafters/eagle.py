@@ -7,15 +7,14 @@ is the probability it gave a token; how far that can be trusted, the judge learn
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import pairwise
 from typing import ClassVar, cast
 
-from specdec.drafters._head import EDGES, HeadFollower, bucket_of
+from specdec.drafters._buckets import BUCKET_ODDS, bucket_of
+from specdec.drafters._head import HeadFollower
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
 from specdec.types import Decoder, Features, Head, HeadDraft, Proposal
 
 BUCKET = 1  # the first bucket's omen
-BUCKET_ODDS = tuple((a + b) / 2 for a, b in pairwise((0.0, *EDGES, 1.0)))
 FIRST_ODDS = dict(enumerate(BUCKET_ODDS, start=BUCKET))
 
 

@@ -22,15 +22,15 @@ from specdec.drafters.base import MANY_PASSES, Judge
 from specdec.speculation.choice import Choice, choose
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
-from specdec.speculation.pace import Pace, Reason, reason_for
+from specdec.speculation.pace import Pace, Reason
 from specdec.speculation.planner import Candidate, DraftModel, Step
 from specdec.speculation.prices import Prices
+from specdec.speculation.reasons import FULL_ODDS, Reasons
 from specdec.speculation.tree_planner import planners
 from specdec.types import Proposal, Speedup
 
 LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
 MARGIN = 0.7
-FULL_ODDS = 0.15  # while so little is asked of them, drafters offer all they have
 
 
 class Controller:
@@ -70,15 +70,24 @@ class Controller:
         self._step: Step | None = None
         self._candidates: dict[int, Candidate] = {}  # whose drafters are asked, by sequence
         self._num_rows = 0  # in the pass anyway
-        self._alone: dict[int, float] = {}  # tokens that a lone request's rows would cost
-        self._withheld: dict[int, Reason] = {}  # sequence -> why its drafter was not asked
+        self._why = Reasons(self.prices)
 
     # ---- before the drafters are asked ---------------------------------------------------
 
     def judge(self, drafter: str) -> Judge:
         """For a drafter that weighs its draft tokens, between `limits` and `trim`."""
         odds = partial(self.outlooks[drafter].judge, among=list(self._candidates))
-        return Judge(odds, self._least, partial(self._passes, drafter))
+        passes = partial(self._passes, drafter)
+        return Judge(odds, self._least, passes, self._stops(drafter))
+
+    def _stops(self, drafter: str) -> dict[int, float]:
+        """See `Judge.stops`: a draft token must pay its row, and its part of a pass."""
+        model = self.models.get(drafter)
+        ids = [i for i, c in self._candidates.items() if c.drafter == drafter]
+        if self._step is None or model is None or model.grows_trees or not ids:
+            return {}
+        added = self._step.price * self._planners[drafter].added_seconds(len(ids))
+        return dict.fromkeys(ids, max(self._least, added))
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
         """Draft tokens to ask for, per candidate: what pays where a draft model must be paid for
@@ -88,7 +97,8 @@ class Controller:
             other_rows: of prompt chunks in the same pass.
         """
         self._began = self._clock()
-        self._is_look, self._step, self._withheld, self._alone = False, None, {}, {}
+        self._is_look, self._step = False, None
+        self._why.begin(len(candidates))
         self._candidates = {c.sequence_id: c for c in candidates if c.limit and not c.is_fixed}
         size, num_offers = len(candidates), sum(c.limit for c in candidates)
         free = [i for i, c in self._candidates.items() if self._is_free(c)]
@@ -101,7 +111,7 @@ class Controller:
             least = self._dare(self._step, self._pace(size) if free else None)
             self._is_look = bool(free) and least < 1.0
             if free and not self._is_look:
-                self._pace(size).skipped(self._why(1.0, 0, size))
+                self._pace(size).skipped(self._why.why(1.0, 0))
                 self._rest(free, self._pace(size).reason)
         chains = self._chains()
         return [
@@ -115,7 +125,7 @@ class Controller:
         """These sequences' drafters are not asked in this step."""
         for sequence_id in sequence_ids:
             del self._candidates[sequence_id]
-            self._withheld[sequence_id] = reason
+        self._why.withhold(sequence_ids, reason)
 
     def _chains(self) -> dict[int, int]:
         """Draft lengths by sequence, where a model must be paid for each token."""
@@ -152,7 +162,7 @@ class Controller:
         lengths, odds = self._planners[drafter].plan(members, self._step)
         for c, length, first in zip(members, lengths, odds, strict=True):
             if not length:
-                self._withheld[c.sequence_id] = self._why(first, 0, self._step.num_sequences)
+                self._why.withhold([c.sequence_id], self._why.why(first, 0))
         return lengths
 
     def _dare(self, step: Step, pace: Pace | None) -> float:
@@ -203,8 +213,8 @@ class Controller:
             seconds = self.prices.target.predict(size, num_rows)
             choice = Choice([0] * size, [0.0] * size, 0.0, 0.0, seconds)
         reasons = [
-            self._reason(*each, size)
-            for each in zip(candidates, proposals, choice.kept, choice.odds, strict=True)
+            self._why.of(c, p, kept, odds=odds, least=self._least)
+            for (c, p), kept, odds in zip(pairs, choice.kept, choice.odds, strict=True)
         ]
         self.reasons.update(reason for reason in reasons if reason)
         self.last_reasons, self.last_speedup = reasons, None
@@ -248,29 +258,6 @@ class Controller:
             survival[rows, : found.shape[1]] = found
             self.outlooks[name].offered(found, is_all=is_all)
         return survival
-
-    def _reason(
-        self, candidate: Candidate, proposal: Proposal, kept: int, odds: float, size: int
-    ) -> Reason | None:
-        """Why no more than `kept` draft tokens; None where none are wanted."""
-        if not candidate.limit:
-            return None
-        if not proposal.token_ids:
-            if candidate.sequence_id in self._withheld:
-                return self._withheld[candidate.sequence_id]
-            # It may have had something less likely than it was asked for.
-            return "none" if self._least <= FULL_ODDS else self._why(self._least, 0, size)
-        if kept == len(proposal.token_ids):
-            return "cap"
-        return self._why(odds, kept, size)
-
-    def _why(self, odds: float, num_drafted: int, size: int) -> Reason:
-        """Why a draft token of these odds is not taken behind so many others."""
-        if size == 1:
-            return reason_for(odds, None)
-        if num_drafted not in self._alone:
-            self._alone[num_drafted] = self.prices.alone(num_drafted)
-        return reason_for(odds, self._alone[num_drafted])
 
     def _pace(self, num_sequences: int) -> Pace:
         return self._paces.setdefault(bucket(num_sequences), Pace())

@@ -31,6 +31,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 POSITIONS = 8  # greater depths share the last level
 FIRST_ODDS, FIRST_VARIANCE = 0.5, 4.0  # before anything was seen: half of them, or any rate
+KNOWN_VARIANCE = 1.0  # where a drafter brings first odds: a few looks outweigh them
 NEXT_VARIANCE = 0.1  # of a depth's level about the one before it
 MEMORY = 0.998  # what a level keeps of its evidence at each further observation
 AGING = 0.9995  # and at each step without one
@@ -265,7 +266,9 @@ class Outlook:
     def _filtered(self) -> tuple[Floats, Floats]:
         """Every depth's level, leaning on the one before it."""
         first = np.array([self._first_odds.get(omen, FIRST_ODDS) for omen in self._starts])
-        mean, precision = np.log(first / (1 - first)), np.full(len(first), 1 / FIRST_VARIANCE)
+        is_known = np.array([omen in self._first_odds for omen in self._starts])
+        mean = np.log(first / (1 - first))
+        precision = 1 / np.where(is_known, KNOWN_VARIANCE, FIRST_VARIANCE)
         means, variances = np.empty((2, POSITIONS, len(first)))
         for depth in range(POSITIONS):
             known = precision + self._evidence[:, depth]

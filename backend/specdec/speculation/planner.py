@@ -115,6 +115,11 @@ class Planner:
         if expected > 0.0:
             self._cost.rescale(len(lengths), seconds / expected)
 
+    def added_seconds(self, num_sequences: int) -> float:
+        """By which the last one of so many makes a pass longer."""
+        seconds = self._cost.single_rows(num_sequences)
+        return float(seconds[-1] - seconds[-2])
+
     def end(self, sequence_id: int) -> None:
         self._outlook.end(sequence_id)
 

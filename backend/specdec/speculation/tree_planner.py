@@ -48,6 +48,8 @@ class TreePlanner(Planner):
         for c, length in zip(members, lengths, strict=True):
             if length:
                 self._omens[c.sequence_id] = omen_of(c)
+            else:
+                self._omens.pop(c.sequence_id, None)
         return lengths, odds
 
     def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
