@@ -145,6 +145,18 @@ def test_a_response_that_cannot_be_made_ends_the_request(outbox, caplog):
         assert sent_by(request, outbox) == [(None, 1)]
 
 
+@pytest.mark.parametrize("asked", [set(), {"n"}])
+def test_outputs_nobody_asked_for_are_held_until_the_response_is_sent(outbox, asked):
+    request = pb.Request()
+    request.sender.asked = asked
+    client = outbox.open(request)
+    for final in (False, True):
+        client.send(lambda: {"n": np.array([1]), "m": np.array([2])}, final=final)
+    sent = sent_by(request, outbox)
+    assert [{t.name() for t in response.output_tensors()} for response, _ in sent] == [asked] * 2
+    assert request.sender.freed == []
+
+
 # ---- cancelling --------------------------------------------------------------------------
 
 

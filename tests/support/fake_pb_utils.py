@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,12 @@ class InferenceResponse:
     def __init__(self, output_tensors: Any = (), error: TritonError | None = None) -> None:
         self._tensors, self._error = list(output_tensors), error
 
+    def prune(self, asked: set[str]) -> list[str]:
+        """Drop the other outputs, as `send` does; names of those that nobody else held."""
+        dropped = {t.name(): weakref.ref(t) for t in self._tensors if t.name() not in asked}
+        self._tensors = [t for t in self._tensors if t.name() in asked]
+        return [name for name, tensor in dropped.items() if tensor() is None]
+
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
 
@@ -57,9 +64,15 @@ class InferenceResponse:
 
 
 class Sender:
-    """Records (response, flags); `faults` are raised by the next sends."""
+    """Records (response, flags); `faults` are raised by the next sends.
+
+    With `asked`, outputs of other names are left out. Real Python lives on a lock that is not held
+    then: `freed` has the names of those it would have corrupted its memory with.
+    """
 
     def __init__(self) -> None:
+        self.asked: set[str] | None = None
+        self.freed: list[str] = []
         self.sent: list[tuple[Any, int]] = []
         self.threads: set[str] = set()
         self.faults: list[Exception] = []
@@ -71,6 +84,8 @@ class Sender:
         if self.faults:
             raise self.faults.pop(0)
         assert not any(sent for _, sent in self.sent), "a response after the final flag"
+        if response is not None and self.asked is not None:
+            self.freed += response.prune(self.asked)
         self.sent.append((response, flags))
 
     def is_cancelled(self) -> bool:

@@ -171,7 +171,9 @@ class Outbox:
     def _send(self, client: Client, item: Response | SpecdecError, final: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         try:
-            response = _response(item)
+            # `send` lets go of Python's lock, then drops the outputs its client did not ask for: if
+            # nobody else holds them they are freed without the lock, which corrupts Python's memory.
+            response, _held = _response(item)
             if response is not None:
                 client.sender.send(response, flags=flags)
             else:
@@ -186,16 +188,16 @@ class Outbox:
             self._open.discard(client)
 
 
-def _response(item: Response | SpecdecError) -> Any:
-    """None where there is nothing to send yet."""
+def _response(item: Response | SpecdecError) -> tuple[Any, list[Any]]:
+    """A response and its tensors, to be held until it is sent. None: nothing to send yet."""
     if isinstance(item, SpecdecError):
         error = pb_utils.TritonError(str(item), _status(item))
-        return pb_utils.InferenceResponse(output_tensors=[], error=error)
+        return pb_utils.InferenceResponse(output_tensors=[], error=error), []
     arrays = item()
     if arrays is None:
-        return None
+        return None, []
     tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
-    return pb_utils.InferenceResponse(output_tensors=tensors)
+    return pb_utils.InferenceResponse(output_tensors=tensors), tensors
 
 
 def _status(error: SpecdecError) -> Any:
