@@ -171,8 +171,8 @@ class Outbox:
     def _send(self, client: Client, item: Response | SpecdecError, final: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         try:
-            # `send` lets go of Python's lock, then drops the outputs its client did not ask for: if
-            # nobody else holds them they are freed without the lock, which corrupts Python's memory.
+            # `send` lets go of Python's lock and then drops the outputs its client did not ask for:
+            # held by nobody else, they would be freed without the lock, and Python's memory broken.
             response, _held = _response(item)
             if response is not None:
                 client.sender.send(response, flags=flags)
