@@ -157,6 +157,21 @@ def test_outputs_nobody_asked_for_are_held_until_the_response_is_sent(outbox, as
     assert request.sender.freed == []
 
 
+def test_a_request_is_let_go_of_with_its_final_flag(outbox):
+    """It lies in shared memory; its client is part of a cycle that Python finds when it looks."""
+    request = pb.Request()
+    kept = [weakref.ref(request), weakref.ref(request.sender)]
+    client = outbox.open(request)
+    del request
+    client.send(lambda: {"n": np.array([1])}, final=False)
+    outbox.poll()
+    wait_until(lambda: not outbox._items)
+    assert all(reference() for reference in kept)
+    client.fail(Cancelled("gone"))
+    outbox.stop()
+    assert not any(reference() for reference in kept)
+
+
 # ---- cancelling --------------------------------------------------------------------------
 
 

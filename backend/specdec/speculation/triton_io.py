@@ -106,6 +106,10 @@ class Client:
     def fail(self, error: SpecdecError) -> None:
         self._outbox.put(self, error, True)
 
+    def close(self) -> None:
+        """Let go of what lies in shared memory: what else knows this client may live on a while."""
+        del self._request, self.sender
+
 
 class Outbox:
     """The one thread that makes and sends responses and asks whether clients are still there.
@@ -186,6 +190,7 @@ class Outbox:
                     client.sender.send(flags=flags)
         if final:
             self._open.discard(client)
+            client.close()
 
 
 def _response(item: Response | SpecdecError) -> tuple[Any, list[Any]]:

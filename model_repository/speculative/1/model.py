@@ -54,3 +54,4 @@ class TritonPythonModel:
         self._service.stop()
         self._publisher.stop()
         self._outbox.stop()
+        del self._publisher  # a metric that outlives this call takes the process down at its end
