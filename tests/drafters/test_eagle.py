@@ -89,19 +89,36 @@ def test_a_head_begins_behind_what_the_target_had_cached():
     assert (call.start, call.token_ids) == (0, text[6:])
 
 
-def test_a_long_text_is_caught_up_in_parts(monkeypatch):
+def test_of_a_long_text_a_head_sees_the_end(monkeypatch):
     monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
     head = ScriptedHead()
     drafter = EagleDrafter(head)
     text = [*PROMPT, 7]
+    for start, end in ((0, 5), (5, 7), (7, 8)):  # prompt chunks
+        drafter.absorb(view_of(PROMPT), start, states(PROMPT, start, end))
+    assert propose(drafter, view_of(text)).proposals[0].token_ids[0] == hash_text(text)
+    ((call,),) = head.calls
+    assert (call.start, call.token_ids) == (0, text[6:])
+    assert np.array_equal(call.features, states(PROMPT, 5, 8))
+
+
+def test_a_head_that_rested_for_long_catches_up_in_parts(monkeypatch):
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
     show(drafter, [view_of(text)])
-    sizes = [len(propose(drafter, view_of(text, carry=(8,))).proposals[0].token_ids) for _ in "abc"]
-    assert sizes == [0, 0, 4]
-    calls = [call for (call,) in head.calls]
+    propose(drafter, view_of(text))
+    monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
+    text += [1, 2, 3, 4, 5, 6, 7, 8]
+    show(drafter, [view_of(text)])
+    results = [propose(drafter, view_of(text, carry=(8,))) for _ in "abc"]
+    assert [len(r.proposals[0].token_ids) for r in results] == [0, 0, 4]
+    assert [r.asked[0].num_left for r in results] == [5, 2, 0]
+    calls = [call for (call,) in head.calls[1:]]
     assert [(c.start, len(c.token_ids), c.carry) for c in calls] == [
-        (0, 3, ()),
-        (3, 3, ()),
-        (6, 2, (8,)),
+        (8, 3, ()),
+        (11, 3, ()),
+        (14, 2, (8,)),
     ]
 
 

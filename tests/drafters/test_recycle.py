@@ -127,7 +127,8 @@ def test_a_seen_continuation_is_proposed():
     observe(drafter, [1, 2, 3, 4, 5], [3, 4, 5], [(3, 30, 31), (4, 40, 41), (5, 50, 51)])
     #  1 2 - 3 - 4 - 5     path odds  0.5  0.25  0.125
     #      \ 30  \ 40                 0.2  0.1
-    assert propose(drafter, [1, 2], limit=5, odds=FIRST_ODDS | {PAIR + 1: 0.2}) == Proposal(
+    odds = FIRST_ODDS | {PAIR: 0.5, PAIR + 1: 0.2}
+    assert propose(drafter, [1, 2], limit=5, odds=odds) == Proposal(
         (3, 4, 30, 5, 40), (PAIR, PAIR, PAIR + 1, PAIR, PAIR + 1), (-1, 0, -1, 1, 0)
     )
 

@@ -37,7 +37,7 @@ class Bench:
             held = 0
             while held < CAP and rng.random() < alpha:
                 held += 1
-            self.planner._omens[sequence_id] = omen_of(member)
+            self.planner._asked[sequence_id] = omen_of(member), CAP
             chain = Proposal((1,) * CAP, (3,) * CAP, tuple(range(-1, CAP - 1)))
             self.planner.observe(sequence_id, chain, [*[1] * held, 0][:CAP])
 
@@ -73,11 +73,32 @@ def test_a_poor_copy_does_not_keep_the_model_from_being_asked():
 
 
 def test_what_trunks_are_worth_is_kept_by_what_was_free():
-    bench = Bench()
+    bench = Bench(1.0)
     bench.teach((0.2,), 0.05)
+    bench.teach((), 0.8, sequence_id=1)
+    assert bench.plan(candidate(2, free=(0.2,))) == [0]
+    assert bench.plan(candidate(3))[0] > 0
+
+
+def test_a_pass_more_is_not_judged_by_what_stands_behind_the_last():
+    """One pass at a time, and nothing right behind it: a second pass is still worth a try."""
+    bench = Bench(0.3)
+    for _ in range(100):
+        bench.planner._asked[0] = 0, 1
+        bench.planner.observe(0, Proposal((1, 2, 3), (3,) * 3, (-1, 0, 1)), [1, 9, 9])
+    assert bench.plan(candidate())[0] > 1
+
+
+def test_a_call_costs_its_way_however_many_passes_it_makes():
+    bench = Bench(0.1)
     bench.teach((), 0.8)
-    assert bench.plan(candidate(free=(0.2,))) == [0]
-    assert bench.plan(candidate())[0] > 0
+    assert bench.plan(candidate())[0] >= 5
+    for _ in range(200):
+        bench.planner.observe_call([3], num_rows=1, seconds=0.3, hop=2.0)
+    assert bench.plan(candidate())[0] >= 4  # passes are as cheap as they were
+    for _ in range(200):
+        bench.planner.observe_call([3], num_rows=1, seconds=0.3, hop=60.0)
+    assert bench.plan(candidate()) == [0]
 
 
 def test_in_a_batch_only_those_are_asked_whom_it_pays():

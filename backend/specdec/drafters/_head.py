@@ -19,10 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.drafters._calls import gather
-from specdec.drafters.base import Asked, DraftView
-from specdec.types import Features, Head, HeadCall, HeadDraft
+from specdec.drafters.base import Asked, DraftView, ProposeResult
+from specdec.types import Features, Head, HeadCall, HeadDraft, Proposal
 
-CATCH_UP_ROWS = 512  # rows one call may spend on a sequence the head has not followed
+# Rows that a head is shown of a text it has not followed: most of what it goes by are the target's
+# states at the end, a thousand rows cost ten passes of a target, and its training texts were short.
+CATCH_UP_ROWS = 256
 WIDTH = 4  # branches of a token, and tokens that a pass goes on from
 MAX_DEPTH = 8  # passes of a tree; text that is sure of itself for longer repeats, and is copied
 
@@ -55,6 +57,15 @@ class _State:
             self.pending = [np.concatenate(self.pending)]
         return self.pending[0][:count]
 
+    def drop(self, count: int) -> None:
+        """The head begins so many rows later."""
+        while count > 0:
+            size = min(count, len(self.pending[0]))
+            self.pending[0] = self.pending[0][size:]
+            if not len(self.pending[0]):
+                self.pending.pop(0)
+            self.first, count = self.first + size, count - size
+
     def keep(self, count: int) -> None:
         """`count` pending rows are in the head's cache now."""
         self.num_rows += count
@@ -68,7 +79,11 @@ class Drafts(NamedTuple):
     found: Mapping[int, HeadDraft]
     asked: Mapping[int, Asked]
     seconds: float = 0.0
+    inside_seconds: float = 0.0
     failed: tuple[int, ...] = ()
+
+    def result(self, proposals: list[Proposal]) -> ProposeResult:
+        return ProposeResult(proposals, self.seconds, self.inside_seconds, self.failed, self.asked)
 
 
 class HeadFollower:
@@ -85,6 +100,8 @@ class HeadFollower:
         assert start == state.end, (start, state.end)
         if len(features):
             state.pending.append(features.copy())  # not all that came with them in one frame
+        if not state.is_open:
+            state.drop(state.num_pending - CATCH_UP_ROWS)
 
     def draft(
         self, views: Seq[DraftView], limits: Seq[int], passes: Seq[int], *, least: float
@@ -114,7 +131,7 @@ class HeadFollower:
             found[index] = draft
             num_passes = len(call.carry) + _num_levels(draft)
             asked[index] = Asked(num_passes, num_rows, state.num_pending)
-        return Drafts(found, asked, seconds, failed)
+        return Drafts(found, asked, seconds, result.compute_seconds, failed)
 
     def _call(self, view: DraftView, limit: int, num_passes: int, least: float) -> HeadCall | None:
         """This sequence's share of the call; None when nothing can be drafted from."""

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple, cast
 
 from specdec.drafters._buckets import BUCKET_ODDS, bucket_of
 from specdec.drafters._grow import Branch, Tree, grow
-from specdec.drafters._head import Drafts, HeadFollower
+from specdec.drafters._head import CATCH_UP_ROWS, Drafts, HeadFollower
 from specdec.drafters._memory import WIDTH, Memory
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
 from specdec.drafters.ngram import MAX_OMEN, Index
@@ -47,20 +47,20 @@ UNLIKELY = DOUBTED + len(_LONG) + 1
 FIRST_ODDS = {
     **RECYCLED_ODDS,
     **dict(enumerate((0.2, 0.1, 0.05, 0.1, 0.07, 0.05), start=BESIDE)),
-    **dict(enumerate((0.2, 0.4, 0.5, 0.55, 0.65), start=COPIED + 1)),
-    **dict(enumerate((0.35, 0.55, 0.65, 0.7, 0.85), start=AGREED + 1)),
+    **dict(enumerate((0.2, 0.43, 0.55, 0.6, 0.75), start=COPIED + 1)),
+    **dict(enumerate((0.35, 0.63, 0.65, 0.75, 0.88), start=AGREED + 1)),
 }
 FIRST_ODDS_WITH_HEAD = {
     **FIRST_ODDS,
     **dict(enumerate(BUCKET_ODDS, start=GUESSED)),
-    **dict(enumerate((0.05, 0.2, 0.4, 0.7), start=GUESSED_BESIDE)),
+    **dict(enumerate((0.05, 0.15, 0.45, 0.74), start=GUESSED_BESIDE)),
     **dict(
         enumerate(
-            (0.15, 0.3, 0.5, 0.3, 0.5, 0.65, 0.5, 0.7, 0.8, 0.85, 0.93, 0.96), start=CONFIRMED
+            (0.3, 0.4, 0.65, 0.35, 0.65, 0.8, 0.7, 0.8, 0.9, 0.9, 0.95, 0.97), start=CONFIRMED
         )
     ),
-    **dict(enumerate((0.05, 0.12, 0.35), start=DOUBTED)),
-    **dict(enumerate((0.06, 0.02), start=UNLIKELY)),
+    **dict(enumerate((0.15, 0.33, 0.7), start=DOUBTED)),
+    **dict(enumerate((0.06, 0.03), start=UNLIKELY)),
 }
 
 
@@ -87,6 +87,7 @@ class AutoDrafter(Drafter):
     model: ClassVar = "head"
     needs_model: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = True
+    max_arrears: ClassVar[int] = CATCH_UP_ROWS
     num_candidates: ClassVar[int] = WIDTH
 
     def __init__(self, model: Decoder | Head | None = None) -> None:
@@ -113,7 +114,7 @@ class AutoDrafter(Drafter):
                 informed = known[i]._replace(guesses=_guesses(draft))
                 trees[i] = self._grow(views[i], limits[i], informed, judge)
         proposals = [tree.proposal for tree in trees]
-        return ProposeResult(proposals, drafts.seconds, drafts.failed, drafts.asked)
+        return drafts.result(proposals)
 
     def _known(self, view: DraftView) -> Known:
         index = self._indexes.setdefault(view.sequence_id, Index())

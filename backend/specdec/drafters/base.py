@@ -74,6 +74,7 @@ class Asked(NamedTuple):
 class ProposeResult(NamedTuple):
     proposals: list[Proposal]  # one per view, in order
     model_seconds: float = 0.0  # that the call to a model took; 0 where there was none
+    inside_seconds: float = 0.0  # of these, the model's own: the others are the way there and back
     failed: tuple[int, ...] = ()  # indexes of views whose sequence the model refused
     asked: Mapping[int, Asked] = MappingProxyType({})  # by index of the view
 
@@ -86,6 +87,7 @@ class Drafter(ABC):
     needs_model: ClassVar[bool] = True  # False: it does without where a server has none
     # It asks `Judge.passes` how many passes of its model pay; else that many tokens are the limit.
     grows_trees: ClassVar[bool] = False
+    max_arrears: ClassVar[int] = 1 << 30  # tokens of the text that its model is shown at first
     num_candidates: ClassVar[int] = 0  # of the target's likeliest tokens, for `observe`
     first_odds: Mapping[int, float] = MappingProxyType({})  # by omen, unseen; else 0.5
     needs_features: bool = False  # the target's hidden states, for `absorb`

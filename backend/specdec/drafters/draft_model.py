@@ -83,7 +83,7 @@ class DraftModelDrafter(Drafter):
             proposals[index] = Proposal(sampled.token_ids, omens)
             num_left = len(views[index].token_ids) - state.num_cached
             asked[index] = Asked(max(state.num_drafted, 1), len(call.token_ids), num_left)
-        return ProposeResult(proposals, seconds, failed, asked)
+        return ProposeResult(proposals, seconds, result.compute_seconds, failed, asked)
 
     def _extend(self, view: DraftView, limit: int, judge: Judge) -> Extend | None:
         """This sequence's share of the call; None when the draft cannot hold the sequence."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar, cast
 
 from specdec.drafters._buckets import BUCKET_ODDS, bucket_of
-from specdec.drafters._head import HeadFollower
+from specdec.drafters._head import CATCH_UP_ROWS, HeadFollower
 from specdec.drafters.base import Drafter, DraftView, Judge, ProposeResult, undecided
 from specdec.types import Decoder, Features, Head, HeadDraft, Proposal
 
@@ -24,6 +24,7 @@ class EagleDrafter(Drafter):
     name: ClassVar[str] = "eagle"
     model: ClassVar = "head"
     grows_trees: ClassVar[bool] = True
+    max_arrears: ClassVar[int] = CATCH_UP_ROWS
     first_odds = FIRST_ODDS
     needs_features = True
 
@@ -44,7 +45,7 @@ class EagleDrafter(Drafter):
             _proposal(drafts.found[i]) if i in drafts.found else Proposal()
             for i in range(len(views))
         ]
-        return ProposeResult(proposals, drafts.seconds, drafts.failed, drafts.asked)
+        return drafts.result(proposals)
 
     def end(self, sequence_ids: Seq[int]) -> None:
         self._head.end(sequence_ids)

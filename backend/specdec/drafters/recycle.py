@@ -19,7 +19,7 @@ from specdec.types import Decoder, Head, Verdict
 # Omens: by rank, after a known pair of tokens or after a known single one. They are what a server
 # starts from, and soon learned.
 PAIR, SINGLE = 1, 1 + WIDTH
-FIRST_ODDS = dict(enumerate((0.5, 0.1, 0.05, 0.2, 0.07, 0.05), start=PAIR))
+FIRST_ODDS = dict(enumerate((0.4, 0.1, 0.05, 0.16, 0.07, 0.05), start=PAIR))
 
 
 class RecycleDrafter(Drafter):

@@ -226,16 +226,15 @@ class Controller:
             seconds = choice.seconds + draft_seconds + self._asked
             self.last_speedup = self.prices.expect(size, num_sure + choice.tokens, seconds)
             if self._is_look:
-                self._looked(size, choice.worth, reasons, draft_seconds)
+                self._looked(size, choice.worth, reasons)
         return [
             p.first(n) if n < len(p.token_ids) else p
             for p, n in zip(proposals, choice.kept, strict=True)
         ]
 
-    def _looked(
-        self, size: int, worth: float, reasons: Seq[Reason | None], draft_seconds: float
-    ) -> None:
-        asking = (self.prices.asking_seconds(size) or self._asked) + draft_seconds
+    def _looked(self, size: int, worth: float, reasons: Seq[Reason | None]) -> None:
+        """What a model took is not held against looking: its passes were planned."""
+        asking = self.prices.asking_seconds(size) or self._asked
         cost = self.prices.per_second(size) * asking
         share = asking / self.prices.plain_seconds(size)
         self._pace(size).looked(worth, cost, share=share, reasons=reasons)
@@ -290,10 +289,20 @@ class Controller:
         overhead = max(0.0, overhead_seconds - self._asked)
         self.prices.observe_step(size, asking=self._asked, overhead=overhead)
 
-    def observe_draft(self, name: str, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
+    def observe_draft(
+        self,
+        name: str,
+        passes: Seq[int],
+        *,
+        num_rows: int,
+        seconds: float,
+        inside_seconds: float,
+    ) -> None:
         """See `Planner.observe_call`."""
         if name in self._planners:
-            self._planners[name].observe_call(lengths, num_rows=num_rows, seconds=seconds)
+            self._planners[name].observe_call(
+                passes, num_rows=num_rows, seconds=inside_seconds, hop=seconds - inside_seconds
+            )
 
     def plain_seconds(self, num_sequences: int) -> float:
         """What one step without drafts takes, by the present costs."""

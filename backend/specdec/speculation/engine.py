@@ -183,6 +183,7 @@ class Engine:
                 [a.num_passes for a in asked],
                 num_rows=sum(a.num_rows for a in asked),
                 seconds=result.model_seconds,
+                inside_seconds=result.inside_seconds,
             )
         for i, share in result.asked.items():
             sequences[i].num_undrafted = share.num_left

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec.speculation.costs import CostModel, Floats, bucket
+from specdec.speculation.costs import CostModel, Floats, MovingMean, bucket
 from specdec.speculation.curiosity import Curiosity
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.rows import Offers, Plans
@@ -70,6 +70,7 @@ class Planner:
     def __init__(self, cost: CostModel, outlook: Outlook) -> None:
         """`outlook`: of draft tokens that are not there yet, and so without omens."""
         self.curiosity = Curiosity()
+        self.hop = MovingMean()
         self._cost = cost
         self._outlook = outlook
         self._last: dict[int, int] = {}  # batch bucket -> draft length chosen last
@@ -100,15 +101,20 @@ class Planner:
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
         self._outlook.observe(sequence_id, likeliest_chain(proposal), output_ids)
 
-    def observe_call(self, lengths: Seq[int], *, num_rows: int, seconds: float) -> None:
+    def observe_call(
+        self, lengths: Seq[int], *, num_rows: int, seconds: float, hop: float = 0.0
+    ) -> None:
         """Correct the model's costs by one call: `num_rows` first, then one row for each sequence
         that wants more.
 
         Args:
             lengths: passes of each sequence.
+            seconds: inside the model.
+            hop: seconds of the way there and back, which a call costs whatever is asked.
         """
         if not lengths:
             return
+        self.hop.observe(max(hop, 0.0))
         passes = self._cost.single_rows(len(lengths))
         sizes = [sum(n > step for n in lengths) for step in range(1, max(lengths))]
         expected = self._cost.predict(len(lengths), num_rows) + float(passes[sizes].sum())
@@ -152,7 +158,8 @@ class Planner:
             dues = float(each[limits > 0].sum())
         plans = Offers(survival, limits).plans(step.seconds, step.price)
         passes = self._cost.single_rows(len(members))[plans.sizes].sum(axis=1)
-        return plans, [0.0, *(plans.worth - step.price * passes - dues).tolist()]
+        spent = step.price * (passes + self.hop.value)
+        return plans, [0.0, *(plans.worth - spent - dues).tolist()]
 
     def _survival(self, members: Seq[Candidate], omens: Seq[int], optimism: float = 0.0) -> Floats:
         """[members, longest] of chains of such omens."""
@@ -191,7 +198,9 @@ class Planner:
         order = sorted(range(len(members)), key=lambda i: members[i].num_undrafted)
         num_asked = self.curiosity.pick(
             [members[i].num_undrafted for i in order],
-            price=lambda size, rows: self._cost.predict(size, rows) / step.plain_seconds,
+            price=lambda size, rows: (
+                (self.hop.value + self._cost.predict(size, rows)) / step.plain_seconds
+            ),
             is_worth_it=lambda optimism: self._may_pay(members, step, optimism),
         )
         for i in order[:num_asked]:

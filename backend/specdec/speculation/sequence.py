@@ -98,13 +98,13 @@ class Sequence:
     @property
     def candidate(self) -> Candidate:
         """What the controller decides on."""
-        num_carried = len(self.carried)
+        num_carried, drafter = len(self.carried), self.drafter
         return Candidate(
             self.sequence_id,
-            self.drafter.name if self.drafter else NONE,
+            drafter.name if drafter else NONE,
             self.draft_limit - num_carried,
             self.is_fixed,
-            self.num_undrafted,
+            min(self.num_undrafted, drafter.max_arrears) if drafter else 0,
             num_carried,
         )
 

@@ -33,7 +33,7 @@ from specdec.types import Proposal
 MAX_PASSES = 8
 # Omens of a trunk: by the odds of the first draft token that is there without the model.
 _EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.88)
-_FIRST_ODDS = (0.45, 0.45, 0.48, 0.52, 0.6, 0.7, 0.83, 0.93)
+_FIRST_ODDS = (0.4, 0.42, 0.44, 0.5, 0.6, 0.68, 0.87, 0.92)
 
 
 class TreePlanner(Planner):
@@ -41,29 +41,33 @@ class TreePlanner(Planner):
 
     def __init__(self, cost: CostModel) -> None:
         super().__init__(cost, Outlook(dict(enumerate(_FIRST_ODDS))))
-        self._omens: dict[int, int] = {}  # of sequences whose model was asked in this step
+        # Of sequences whose model was asked in this step: their omen, and passes.
+        self._asked: dict[int, tuple[int, int]] = {}
 
     def plan(self, members: Seq[Candidate], step: Step) -> tuple[list[int], list[float]]:
         lengths, odds = super().plan(members, step)
         for c, length in zip(members, lengths, strict=True):
             if length:
-                self._omens[c.sequence_id] = omen_of(c)
+                self._asked[c.sequence_id] = omen_of(c), length
             else:
-                self._omens.pop(c.sequence_id, None)
+                self._asked.pop(c.sequence_id, None)
         return lengths, odds
 
     def observe(self, sequence_id: int, proposal: Proposal, output_ids: Seq[int]) -> None:
-        """A proposal of a sequence whose model was asked: how far has its trunk held?"""
-        omen = self._omens.pop(sequence_id, None)
-        if omen is None:
+        """A proposal of a sequence whose model was asked: how far has its trunk held?
+
+        What follows behind the last pass is the work of others, and says nothing of one pass more.
+        """
+        if sequence_id not in self._asked:
             return
+        omen, num_passes = self._asked.pop(sequence_id)
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
-        trunk = likeliest_chain(proposal).token_ids[:MAX_PASSES]
+        trunk = likeliest_chain(proposal).token_ids[:num_passes]
         self._outlook.observe(sequence_id, Proposal(trunk, (omen,) * len(trunk)), output_ids)
 
     def end(self, sequence_id: int) -> None:
         super().end(sequence_id)
-        self._omens.pop(sequence_id, None)
+        self._asked.pop(sequence_id, None)
 
     def weigh(self, members: Seq[Candidate], step: Step, optimism: float = 0.0) -> Weighed:
         """Every sequence that is asked makes as many passes as the others."""
@@ -75,7 +79,7 @@ class TreePlanner(Planner):
         # Of 0, 1, ... sequences in a pass; each number of passes has as many sequences in all.
         seconds = self._cost.single_rows(len(members))
         numbers = np.arange(1, gains.shape[1] + 1)
-        spent = step.price * numbers * seconds[is_asked.sum(axis=0)]
+        spent = step.price * (self.hop.value + numbers * seconds[is_asked.sum(axis=0)])
         worth = np.where(is_asked, gains, 0.0).sum(axis=0) - spent
 
         def lengths(best: int) -> list[int]:
