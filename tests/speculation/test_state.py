@@ -2,14 +2,19 @@
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from specdec.speculation import metrics
+from specdec.speculation.controller import Controller
+from specdec.speculation.costs import CostModel
 from specdec.speculation.forecast import DEFAULT_RATES, Knowledge
 from specdec.speculation.metrics import Metrics
+from specdec.speculation.planner import Candidate, DraftModel
 from specdec.speculation.state import FAMILIES, State, read
+from specdec.types import Proposal
 from support.engine import Harness
 from support.world import CAP, MACHINES, World, cpu
 
@@ -45,6 +50,23 @@ def test_it_comes_back_as_the_same_costs(world, batch):
         assert known.target.predict(batch, rows) == pytest.approx(expected, rel=0.08)
         expected = world.controller.models["model"].cost.predict(batch, rows)
         assert known.drafts["model"].predict(batch, rows) == pytest.approx(expected, rel=0.08)
+
+
+def test_what_a_model_will_propose_is_told_of_all_its_omens_together():
+    """How sure it was of a token is known only once it was asked."""
+    model = DraftModel(CostModel.fit(()))
+    controller = Controller(CostModel.fit(()), {"model": model}, ["model"], {"model": {1: 0.5}})
+    candidate = Candidate(0, "model", CAP)
+    for number in range(200):  # sure every other time, and right then
+        omen = 2 - number % 2
+        proposal = Proposal((1, 1), (omen, omen))
+        controller.observe_text(candidate, proposal, (1, 1) if omen == 2 else (0, 0))
+    states = read(controller, 4)
+    rate = partial(State.of, "spec_decode_acceptance", drafter="model", position=0)
+    assert states[rate(omen=2)] > 0.9
+    assert states[rate(omen=1)] < 0.1
+    assert states[rate(omen=0)] == pytest.approx(0.5, abs=0.15)
+    assert Knowledge.of(states).mean_rates("model")[0] == states[rate(omen=0)]
 
 
 @pytest.mark.parametrize("drafter", ["free", "model"])

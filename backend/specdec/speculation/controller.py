@@ -60,7 +60,7 @@ class Controller:
         # beside prompts).
         self.last_reasons: list[Reason | None] = []
         self.last_speedup: Speedup | None = None
-        self._planners = planners(models)
+        self.planners = planners(models)
         self._paces: dict[int, Pace] = {}  # by bucket
         self._clock = clock
         # Of this step:
@@ -86,7 +86,7 @@ class Controller:
         ids = [i for i, c in self._candidates.items() if c.drafter == drafter]
         if self._step is None or model is None or model.grows_trees or not ids:
             return {}
-        added = self._step.price * self._planners[drafter].added_seconds(len(ids))
+        added = self._step.price * self.planners[drafter].added_seconds(len(ids))
         return dict.fromkeys(ids, max(self._least, added))
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
@@ -159,7 +159,7 @@ class Controller:
     def _plan(self, drafter: str, members: Seq[Candidate]) -> list[int]:
         """Draft passes of each."""
         assert self._step is not None
-        lengths, odds = self._planners[drafter].plan(members, self._step)
+        lengths, odds = self.planners[drafter].plan(members, self._step)
         for c, length, first in zip(members, lengths, odds, strict=True):
             if not length:
                 self._why.withhold([c.sequence_id], self._why.why(first, 0))
@@ -267,7 +267,7 @@ class Controller:
         """Judge the untrimmed proposal by what the target wrote behind what was carried."""
         outlook = self.outlooks[candidate.drafter]
         outlook.observe(candidate.sequence_id, proposal, output_ids)
-        planner = self._planners.get(candidate.drafter)
+        planner = self.planners.get(candidate.drafter)
         if planner is not None:
             planner.observe(candidate.sequence_id, proposal, output_ids)
 
@@ -299,8 +299,8 @@ class Controller:
         inside_seconds: float,
     ) -> None:
         """See `Planner.observe_call`."""
-        if name in self._planners:
-            self._planners[name].observe_call(
+        if name in self.planners:
+            self.planners[name].observe_call(
                 passes, num_rows=num_rows, seconds=inside_seconds, hop=seconds - inside_seconds
             )
 
@@ -311,7 +311,7 @@ class Controller:
     def end(self, sequence_id: int) -> None:
         for outlook in self.outlooks.values():
             outlook.end(sequence_id)
-        for planner in self._planners.values():
+        for planner in self.planners.values():
             planner.end(sequence_id)
 
     def take(self) -> tuple[Counter[Reason], float]:

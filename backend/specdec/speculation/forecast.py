@@ -76,9 +76,9 @@ class Knowledge:
     def mean_rates(self, drafter: str) -> list[float]:
         """Conditional acceptance of the first, second, ... draft token of an average proposal;
         empty where nothing was seen."""
-        rates = self.rates.get(drafter, {})
-        if drafter in self.drafts and rates.keys() <= {0}:  # all alike: by position
-            return rates.get(0, [])
+        rates = self.rates.get(drafter, {}).get(0)
+        if drafter in self.drafts and rates:  # what is known before the model is asked
+            return rates
         odds = [value for _, value in sorted(self.offers.get(drafter, {}).items())]
         return [min(1.0, b / a) for a, b in pairwise([1.0, *odds])]
 

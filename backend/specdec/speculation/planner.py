@@ -121,6 +121,10 @@ class Planner:
         if expected > 0.0:
             self._cost.rescale(len(lengths), seconds / expected)
 
+    def rates(self) -> dict[int, float]:
+        """Conditional acceptance of an average sequence by position, where there is evidence."""
+        return {depth: rate for (_, depth), rate in self._outlook.levels().items()}
+
     def added_seconds(self, num_sequences: int) -> float:
         """By which the last one of so many makes a pass longer."""
         seconds = self._cost.single_rows(num_sequences)

@@ -33,8 +33,12 @@ class State(NamedTuple):
 
 def read(control: Controller, max_sequences: int) -> dict[State, float]:
     """Everything, with costs of batches of 1, 2, 4, ... up to `max_sequences`."""
-    found: dict[State, float] = {}
     sizes = [1 << i for i in range(max_sequences.bit_length())]
+    return {**_costs(control, sizes), **_acceptance(control)}
+
+
+def _costs(control: Controller, sizes: list[int]) -> dict[State, float]:
+    found: dict[State, float] = {}
     for n in sizes:
         for rows in (n * each for each in ROWS_EACH):
             labels: dict[str, str | int] = {"sequences": n, "rows": rows}
@@ -47,12 +51,20 @@ def read(control: Controller, max_sequences: int) -> dict[State, float]:
                     found[state] = model.cost.predict(n, rows)
         found[State.of("step_overhead_seconds", sequences=n)] = control.prices.overhead(n)
         found[State.of("spec_decode_predicted_gain", sequences=n)] = control.prices.gain(n)
+    return found
+
+
+def _acceptance(control: Controller) -> dict[State, float]:
+    found: dict[State, float] = {}
     for drafter, outlook in control.outlooks.items():
-        for (omen, position), rate in outlook.levels().items():
-            labels = {"drafter": drafter, "omen": omen, "position": position}
+        rates = outlook.levels()
+        if drafter in control.planners:  # of all omens together, before the model is asked
+            rates |= {(0, p): rate for p, rate in control.planners[drafter].rates().items()}
+        for (omen, position), rate in rates.items():
+            labels: dict[str, str | int] = {"drafter": drafter, "omen": omen, "position": position}
             found[State.of("spec_decode_acceptance", **labels)] = rate
         for number, odds in enumerate(outlook.profile.tolist(), start=1):
             if odds > 0:
-                labels = {"drafter": drafter, "n": number}
-                found[State.of("spec_decode_offered_odds", **labels)] = odds
+                state = State.of("spec_decode_offered_odds", drafter=drafter, n=number)
+                found[state] = odds
     return found

@@ -69,6 +69,10 @@ class TreePlanner(Planner):
         super().end(sequence_id)
         self._asked.pop(sequence_id, None)
 
+    def rates(self) -> dict[int, float]:
+        """None: they depend on what is free."""
+        return {}
+
     def weigh(self, members: Seq[Candidate], step: Step, optimism: float = 0.0) -> Weighed:
         """Every sequence that is asked makes as many passes as the others."""
         survival = self._survival(members, [omen_of(c) for c in members], optimism)
