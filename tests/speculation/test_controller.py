@@ -62,6 +62,30 @@ def test_regret_of_trees(machine, batch):
         check([regret(world, [alpha] * batch, 120)], alpha)
 
 
+@pytest.mark.parametrize("free", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_regret_of_passes_beside_what_is_free(machine, batch, free):
+    """Cheap passes pay at small odds: that a lone text has none is known after 150 steps."""
+    for alpha in (0.0, 0.4, 0.7, 0.95):
+        found = []
+        for seed in range(NUM_TEXTS if batch == 1 else 1):
+            world = make_world(
+                MACHINES[machine], "passes", 16, free=free, draft_share=0.03, seed=seed
+            )
+            world.goodput([alpha] * batch, 100 if batch == 1 else 1)
+            found.append(regret(world, [alpha] * batch, 120))
+        check(found, alpha)
+
+
+def test_a_model_that_is_no_better_than_what_is_free_is_hardly_asked():
+    world = make_world(cpu, "passes", 16, free=0.7, draft_share=0.1)
+    world.goodput([0.7], 100)
+    before = world.num_draft_calls
+    world.goodput([0.7], 200)
+    assert world.num_draft_calls - before <= 30
+
+
 WRONG = {
     "twice": lambda n, rows: 2.0 * cpu(n, rows),
     "half": lambda n, rows: 0.5 * cpu(n, rows),

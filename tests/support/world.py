@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from specdec.decoder.costs import shapes
@@ -205,6 +207,76 @@ class TreeWorld(World):
         return 1.0 + sum(paths), length + carried
 
 
+class PassWorld(World):
+    """A model that grows its draft a token a pass, as many passes as the judge pays for, behind
+    copies that are free: of those every token holds with odds `free`."""
+
+    free: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model = DraftModel(
+            fitted(self.cost, self.draft_share, self.num_slots), grows_trees=True, is_optional=True
+        )
+        target = fitted(self.table or self.cost, 1.0, self.num_slots)
+        self.controller = Controller(target, {"tree": model}, ["tree"], clock=lambda: self.now)
+        self._passes: dict[int, int] = {}
+
+    def _draft(self, candidates: list[Candidate], limits: list[int]) -> float:
+        asked = [c for c, limit in zip(candidates, limits, strict=True) if limit]
+        copies = [self.free ** (n + 1) for n in range(CAP)] if self.free else []
+        ids = [c.sequence_id for c in asked]
+        found = self.controller.judge("tree").passes(ids, [copies] * len(ids)) if ids else []
+        self._passes = dict(zip(ids, found, strict=True))
+        paid = [c for c in asked if self._passes[c.sequence_id]]
+        self.num_draft_calls += bool(paid)
+        spent = self.cost(len(paid), sum(c.num_undrafted for c in paid)) if paid else 0.0
+        for done in range(1, max(self._passes.values(), default=0)):
+            size = sum(num > done for num in self._passes.values())
+            spent += self.cost(size, size)
+        for c in paid:
+            self._undrafted[c.sequence_id] = 0
+        return self.draft_share * spent
+
+    def offer(self, candidate: Candidate, limit: int) -> Proposal:
+        """The model's tokens are omen 2, copies omen 1."""
+        num_passes = min(self._passes.get(candidate.sequence_id, 0), limit)
+        size = limit if self.free else num_passes
+        omens = (2,) * num_passes + (1,) * (size - num_passes)
+        return Proposal((1,) * size, omens, tuple(range(-1, size - 1)))
+
+    def expected(self, alpha: float, proposal: Proposal) -> float:
+        odds = [alpha if omen == 2 else self.free for omen in proposal.omens]
+        return 1.0 + sum(accumulate(odds, mul))
+
+    def outputs(self, candidate: Candidate, alpha: float, proposal: Proposal) -> list[int]:
+        """As far as what was offered goes, cut or not."""
+        num_passes = self._passes.get(candidate.sequence_id, 0)
+        found: list[int] = []
+        while len(found) < len(proposal.token_ids):
+            odds = alpha if len(found) < num_passes else self.free
+            if self._random.random() >= odds:
+                return [*found, 0]
+            found.append(1)
+        next_odds = alpha if len(found) < num_passes else self.free
+        return [*found, 1 if self._random.random() < next_odds else 0]
+
+    def best_fixed(self, alphas: list[float]) -> float:
+        """Of every number of passes with copies behind, or none."""
+        size = len(alphas)
+        goodputs = [self.fixed_goodput(alphas, 0)]
+        for num_passes in range(CAP + 1):
+            for length in range(max(num_passes, 1), CAP + 1 if self.free else num_passes + 1):
+                tokens = 0.0
+                for alpha in alphas:
+                    odds = [alpha] * num_passes + [self.free] * (length - num_passes)
+                    tokens += 1.0 + sum(accumulate(odds, mul))
+                spent = self.cost(size, size * (1 + length))
+                spent += self.draft_share * num_passes * self.cost(size, size)
+                goodputs.append(tokens / spent)
+        return max(goodputs)
+
+
 def ranks_of(alpha: float) -> tuple[float, float, float]:
     """Odds of the likeliest, second and third candidate."""
     return 0.75 * alpha, 0.15 * alpha, 0.05 * alpha
@@ -232,8 +304,13 @@ def _draw(uniform: float, alpha: float) -> int:
 
 
 def make_world(cost: Cost, drafter: str, *positional: int, **settings: Any) -> World:
-    kind = TreeWorld if drafter == "tree" else World
-    return kind(cost, drafter, *positional, **settings)
+    kind = {"tree": TreeWorld, "passes": PassWorld}.get(drafter, World)
+    name = "tree" if drafter == "passes" else drafter
+    free = settings.pop("free", 0.0)
+    world = kind(cost, name, *positional, **settings)
+    if isinstance(world, PassWorld):
+        world.free = free
+    return world
 
 
 def expected_tokens(alpha: float, length: int) -> float:

@@ -81,7 +81,7 @@ class Planner:
         best = max(range(len(worth)), key=worth.__getitem__)
         key = bucket(step.num_sequences)
         last = min(self._last.get(key, best), len(worth) - 1)
-        if worth[best] - worth[last] < HYSTERESIS * step.num_sequences:
+        if 0.0 <= worth[last] > worth[best] - HYSTERESIS * step.num_sequences:
             best = last
         self._last[key] = best
         self.curiosity.wait(is_asked=best > 0)
