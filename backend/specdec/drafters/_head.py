@@ -172,7 +172,4 @@ class HeadFollower:
 
 def _num_levels(draft: HeadDraft) -> int:
     """Of its tree, one at least: each took a pass."""
-    depths: list[int] = []
-    for parent in draft.parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return 1 + max(depths, default=0)
+    return 1 + max(Proposal(draft.token_ids, parents=draft.parents).depths, default=0)
