@@ -1,11 +1,13 @@
 """What is learned of acceptance: from the server's history, from one text, and how fast."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from specdec.speculation.outlook import POSITIONS, Outlook
+from specdec.speculation.levels import POSITIONS
+from specdec.speculation.outlook import Outlook
 from specdec.types import Proposal
 
 
@@ -128,6 +130,19 @@ def test_a_text_that_turns_is_noticed_in_a_dozen_looks(before, after):
         outlook.observe(0, chain(), outputs(rng, after))
     assert abs(first(outlook, 0) - after) < 0.25
     assert abs(first(outlook, 1) - before) < 0.1  # the others go on
+
+
+def test_a_run_of_failures_is_news_to_the_end():
+    """As a rate is estimated by counting: one in n, not one in the root of n."""
+    outlook = taught([0.6] * 4, num_steps=200)  # what the server is used to
+    found = []
+    for number in range(1, 101):
+        outlook.observe(9, chain((1,)), (0,))
+        if number in (12, 25, 50, 100):
+            found.append(first(outlook, 9))
+    assert found[0] < 0.25
+    assert all(after < 0.72 * before for before, after in pairwise(found[:3]))
+    assert found[3] < 0.05
 
 
 def test_optimism_is_large_while_little_is_known():

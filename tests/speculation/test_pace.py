@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.speculation.pace import EAGER_LOOKS, LIMIT, MAX_REST, REST, Pace, reason_for
+from specdec.speculation.pace import EAGER_LOOKS, LIMIT, MAX_REST, PATIENCE, REST, Pace, reason_for
 
 
 def steps_until_due(pace):
@@ -22,6 +22,18 @@ def test_asking_in_vain_rests():
     pace.looked(0.0, 0.1, share=0.01, reasons=["load", "load", "acceptance", None])
     assert steps_until_due(pace) == REST
     assert pace.reason == "load"
+
+
+def test_the_longer_nothing_comes_of_asking_the_rarer_it_is():
+    pace, rests = Pace(), []
+    for _ in range(60):
+        pace.looked(0.0, 0.1, share=0.01, reasons=[])
+        rests.append(steps_until_due(pace))
+    assert rests == sorted(rests)
+    assert (rests[0], rests[-1]) == (REST, PATIENCE)
+    pace.looked(5.0, 0.1, share=0.01, reasons=[])
+    pace.looked(0.0, 9.0, share=0.01, reasons=[])
+    assert steps_until_due(pace) == REST
 
 
 @pytest.mark.parametrize(("share", "rest"), [(0.001, REST), (0.1, 10), (9.0, MAX_REST)])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-SHARE = 0.012  # of decoding time may go into asking
+SHARE = 0.010  # of decoding time may go into asking
 START = 1.0  # plain steps' time that may be spent in the beginning
 LIMIT = 1.5  # and that may be saved up
 PATIENCE = 16  # steps between two tries where nothing speaks for success

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.speculation.costs import CostModel, Floats, bucket
-from specdec.speculation.outlook import POSITIONS, Outlook
+from specdec.speculation.levels import POSITIONS
+from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Reason, reason_for
 from specdec.speculation.planner import Candidate, Planner, Step
 from specdec.speculation.rows import Ints, Offers

@@ -9,7 +9,7 @@ short match, a tree's first branch than its fifth), so the server keeps a level 
 depth; a depth seen seldom leans on the one before it. A sequence adds one number, how predictable
 its text is, which starts at the server's average and leans on it the more, the less the server's
 sequences differ. All are Gaussian estimates, updated by one Newton step per look (extended Kalman
-filter); they drift back when not refreshed.
+filter) or, for a sequence, by counting; they drift back when not refreshed.
 """
 
 from __future__ import annotations
@@ -17,34 +17,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, cast
 
 import numpy as np
 
 from specdec.drafters.base import Odds
 from specdec.speculation.costs import Floats
+from specdec.speculation.levels import POSITIONS, Ints, Levels, expit
 from specdec.speculation.looks import Look, compare
-from specdec.speculation.shift import LIMIT, Shift
+from specdec.speculation.shift import Shift
 from specdec.types import Proposal
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-POSITIONS = 8  # greater depths share the last level
-FIRST_ODDS, FIRST_VARIANCE = 0.5, 4.0  # before anything was seen: half of them, or any rate
-KNOWN_VARIANCE = 1.0  # where a drafter brings first odds: a few looks outweigh them
-NEXT_VARIANCE = 0.1  # of a depth's level about the one before it
-MEMORY = 0.998  # what a level keeps of its evidence at each further observation
-AGING = 0.9995  # and at each step without one
 FIRST_SPREAD = 0.5  # variance between sequences, until it is learned
 SPREADS = (0.01, 4.0)
 SPREAD_WEIGHT = 0.004  # of one sequence's step in the learned variance
 STAY = 0.995  # of a sequence's shift each step: texts turn
 COMMON_WEIGHT = 0.1  # of what the shifts of open sequences share: it becomes the server's,
 COMMON_SIZE = 8.0  # the more slowly, the fewer they are
-LEAST_EVIDENCE = 0.005  # of one token, however sure it was
 MAX_PROFILE = 16  # draft tokens on offer
 PROFILE_STEPS, PROFILE_WEIGHT = 4, 0.08  # every so many steps, and the weight of one
-MAX_STEP = 2.0  # log-odds one look may move a level
 
 
 class Outlook:
@@ -53,19 +43,13 @@ class Outlook:
     def __init__(self, first_odds: Mapping[int, float] | None = None) -> None:
         """`first_odds`: by omen, before anything was seen; else a half."""
         self.spread = FIRST_SPREAD  # variance of shifts between sequences
-        self._first_odds = first_odds or {}
-        self._starts: dict[int, int] = {}  # omen -> its first cell in a flat table
-        self._evidence = np.zeros((0, POSITIONS))  # [omens, depths] Fisher information
-        self._score = np.zeros((0, POSITIONS))  # evidence times the level it speaks for
-        self._levels: tuple[Floats, Floats] | None = None  # means, variances; None when stale
+        self._levels = Levels(first_odds or {})
         self._shifts: dict[int, Shift] = {}
         self._looks: dict[int, list[Look]] = {}  # by sequence
         self._odds: dict[int, list[float]] = {}  # sequence -> conditional acceptance by cell
         self._num_steps = self._num_offers = 0
         # P(it and all it follows hold) of the first, second, ... draft token on offer lately.
         self.profile: Floats = np.zeros(MAX_PROFILE)
-        for omen in self._first_odds:
-            self._start(omen)
 
     def survival(
         self, sequence_ids: Seq[int], proposals: Seq[Proposal], *, optimism: float = 0.0
@@ -82,7 +66,7 @@ class Outlook:
             tables = self._tables(sequence_ids, optimism)
             try:
                 paths = [
-                    _along_paths(proposal, table, self._starts, size)
+                    _along_paths(proposal, table, self._levels.starts, size)
                     for proposal, table in zip(proposals, tables, strict=True)
                 ]
                 return np.array(paths, np.float64).reshape(len(proposals), size)
@@ -98,7 +82,7 @@ class Outlook:
         self._settle()
         if sequence_id not in self._odds:
             self._tables({sequence_id, *among})
-        table, starts = self._odds[sequence_id], self._starts
+        table, starts = self._odds[sequence_id], self._levels.starts
 
         def odds(omen: int, depth: int) -> float:
             nonlocal table
@@ -126,24 +110,18 @@ class Outlook:
 
     def _conditional(self, shift: Floats, variance: Floats, optimism: float) -> Floats:
         """[sequences, cells] of sequences with these shifts, [sequences, 1] each."""
-        means, variances = self._cells()
+        means, variances = self._levels.cells()
         variances = variances + variance
         if optimism:
-            return _expit(means + shift + optimism * np.sqrt(variances))
+            return expit(means + shift + optimism * np.sqrt(variances))
         # The mean of a logistic of a Gaussian (MacKay 1992).
-        return _expit((means + shift) / np.sqrt(1 + math.pi / 8 * variances))
+        return expit((means + shift) / np.sqrt(1 + math.pi / 8 * variances))
 
     def levels(self) -> dict[tuple[int, int], float]:
         """Conditional acceptance of an average sequence by (omen, depth), where there is any
         evidence."""
         self._settle()
-        odds, evidence = _expit(self._cells()[0]).tolist(), self._evidence.ravel().tolist()
-        return {
-            (omen, depth): odds[start + depth]
-            for omen, start in self._starts.items()
-            for depth in range(POSITIONS)
-            if evidence[start + depth] > 0
-        }
+        return self._levels.seen()
 
     def offered(self, survival: Floats, *, is_all: bool) -> None:
         """Note what was on offer, [sequences, tokens]; `is_all`: the unlikely ones too."""
@@ -180,53 +158,40 @@ class Outlook:
         places: list[int] = []  # of each look in a flat table
         whose: list[int] = []  # and its sequence, 0, 1, ...
         held: list[bool] = []
+        starts = self._levels.starts
         for i, looks in enumerate(self._looks.values()):
             for omen, depth, holds in looks:
-                start = self._starts[omen] if omen in self._starts else self._start(omen)
+                start = starts[omen] if omen in starts else self._start(omen)
                 places.append(start + (depth if depth < POSITIONS else POSITIONS - 1))
                 whose.append(i)
                 held.append(holds)
         self._looks = {}
-        cells, sequences, holds_now = np.array(places), np.array(whose), np.array(held, np.float64)
-        means = self._cells()[0][cells]
-        odds = _expit(means + np.array([s.mean for s in shifts])[sequences])  # [looks]
-        evidence = np.maximum(odds * (1 - odds), LEAST_EVIDENCE)
-        surprises: Any = np.bincount(sequences, holds_now - odds, len(shifts))
-        evidences: Any = np.bincount(sequences, evidence, len(shifts))
-        common = self._learn_shifts(shifts, surprises, evidences)
+        cells, sequences, held_now = np.array(places), np.array(whose), np.array(held, np.float64)
+        means = self._levels.cells()[0][cells]
+        odds = expit(means + np.array([s.mean for s in shifts])[sequences])  # [looks]
+        common = self._learn_shifts(shifts, sequences, held_now, odds)
         # The levels learn from what the shifts leave unexplained.
-        odds = _expit(means + np.array([s.mean + common for s in shifts])[sequences])
-        self._score += common * self._evidence
-        self._learn_levels(cells, means + common, holds_now - odds, evidence)
+        odds = expit(means + np.array([s.mean + common for s in shifts])[sequences])
+        self._levels.move(common)
+        self._levels.learn(cells, means + common, held_now, odds)
+        self._odds = {}
 
-    def _learn_levels(self, cells: Ints, means: Floats, surprise: Floats, evidence: Floats) -> None:
-        """All arrays [looks]; the tables [omens, POSITIONS]."""
-        shape, size = self._evidence.shape, self._evidence.size
-
-        def total(values: Floats | None) -> Floats:
-            summed: Any = np.bincount(cells, values, size).reshape(shape)
-            return cast(Floats, summed)
-
-        kept = AGING * MEMORY ** total(None)
-        self._evidence *= kept
-        self._score *= kept
-        new = total(evidence)
-        limit = MAX_STEP * (self._evidence + new + 1 / FIRST_VARIANCE)
-        self._score += total(evidence * means) + np.clip(total(surprise), -limit, limit)
-        self._evidence += new
-        self._levels, self._odds = None, {}
-
-    def _learn_shifts(self, shifts: Seq[Shift], surprise: Floats, evidence: Floats) -> float:
+    def _learn_shifts(
+        self, shifts: Seq[Shift], sequences: Ints, held: Floats, odds: Floats
+    ) -> float:
         """And how much sequences differ (one step of expectation maximisation).
+
+        Args:
+            sequences, held, odds: [looks].
 
         Returns:
             The part of the shifts that now counts as everybody's, to be added to the levels.
         """
-        total = 0.0
-        for shift, error, weight in zip(shifts, surprise.tolist(), evidence.tolist(), strict=True):
-            shift.learn(error, weight)
+        size, total = len(shifts), 0.0
+        sums = [np.bincount(sequences, each, size).tolist() for each in (held, odds, None)]
+        for shift, num_held, expected, number in zip(shifts, *sums, strict=True):
+            shift.learn(num_held, expected, number)
             total += shift.mean**2 + shift.variance
-        size = len(shifts)
         weight = 1 - (1 - SPREAD_WEIGHT) ** size
         spread = self.spread + weight * (total / size - self.spread)
         self.spread = min(max(spread, SPREADS[0]), SPREADS[1])
@@ -248,35 +213,9 @@ class Outlook:
         return shift
 
     def _start(self, omen: int) -> int:
-        """The omen's first cell; a new one makes the tables longer."""
-        if omen not in self._starts:
-            self._starts[omen] = len(self._starts) * POSITIONS
-            empty = np.zeros((1, POSITIONS))
-            self._evidence = np.concatenate([self._evidence, empty])
-            self._score = np.concatenate([self._score, empty])
-            self._levels, self._odds = None, {}
-        return self._starts[omen]
-
-    def _cells(self) -> tuple[Floats, Floats]:
-        """Means and variances of all levels, [cells]."""
-        if self._levels is None:
-            self._levels = self._filtered()
-        return self._levels
-
-    def _filtered(self) -> tuple[Floats, Floats]:
-        """Every depth's level, leaning on the one before it."""
-        first = np.array([self._first_odds.get(omen, FIRST_ODDS) for omen in self._starts])
-        is_known = np.array([omen in self._first_odds for omen in self._starts])
-        mean = np.log(first / (1 - first))
-        precision = 1 / np.where(is_known, KNOWN_VARIANCE, FIRST_VARIANCE)
-        means, variances = np.empty((2, POSITIONS, len(first)))
-        for depth in range(POSITIONS):
-            known = precision + self._evidence[:, depth]
-            mean = (mean * precision + self._score[:, depth]) / known
-            mean = np.minimum(np.maximum(mean, -LIMIT), LIMIT)
-            means[depth], variances[depth] = mean, 1 / known
-            precision = 1 / (variances[depth] + NEXT_VARIANCE)
-        return means.T.ravel(), variances.T.ravel()
+        """See `Levels.start`."""
+        self._odds = {}
+        return self._levels.start(omen)
 
 
 def _along_paths(
@@ -296,7 +235,3 @@ def _along_paths(
         paths[node] = paths[parent] * table[cell]
     paths.pop()
     return paths
-
-
-def _expit(logits: Floats) -> Floats:
-    return 1 / (1 + np.exp(-logits))

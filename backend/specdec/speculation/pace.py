@@ -18,6 +18,7 @@ Reason = Literal["cap", "none", "acceptance", "cost", "load"]
 POOR_ODDS = 0.3  # a draft token less likely than this was cut for its odds, not for its price
 REST = 3  # steps without asking, while asking does not pay; more where it takes longer
 MAX_REST = 32
+PATIENCE = 8  # the longer nothing came of asking the rarer it gets, up to so many steps' rest
 EAGER_LOOKS = 64
 WEIGHT = 0.2  # of one look in what looks are worth
 START = 1.0  # plain steps' time that may be spent on trials in the beginning
@@ -34,6 +35,7 @@ class Pace:
     credit: float = START  # in steps without drafts
     reason: Reason = "none"  # why the last look brought nothing
     num_looks: int = 0
+    num_vain: int = 0  # looks in a row that brought less than they cost
 
     def is_due(self) -> bool:
         """A step goes by; are drafters to be asked in it?"""
@@ -55,9 +57,11 @@ class Pace:
             share: of a plain step that it took.
             reasons: why each sequence took no more.
         """
+        self.num_vain = 0 if worth > cost else self.num_vain + 1
         self.worth = worth if self.worth < 0 else self.worth + WEIGHT * (worth - self.worth)
         if self.worth <= cost:
-            self.rest = int(min(max(REST, share / SHARE), MAX_REST))
+            patient = min(max(self.num_vain // 4, REST), PATIENCE)
+            self.rest = int(min(max(patient, share / SHARE), MAX_REST))
             found = Counter(r for r in reasons if r and r != "cap")
             self.reason = found.most_common(1)[0][0] if found else "cost"
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-RECENT = 0.8  # of the recent surprise stays each step
-ALARM = 12.0  # squared standard deviations of recent surprise: the text has turned
+import math
+
+RECENT = 0.9  # of the recent surprise stays each step
+ALARM = 10.0  # squared standard deviations of recent surprise: the text has turned
 TURN_VARIANCE = 1.5  # of its shift from then on
+LEAST_ODDS = 1e-4
 LIMIT = 5.0  # log-odds stay within: 0.7 % to 99.3 %
 
 
@@ -19,11 +22,25 @@ class Shift:
         self.stamp = stamp  # the step of its last look
         self.surprise = self.noise = 0.0  # of the last steps, and the variance it should have
 
-    def learn(self, surprise: float, evidence: float) -> None:
-        """One Newton step; what was known counts for little once the text has turned."""
-        self.surprise = RECENT * self.surprise + surprise
-        self.noise = RECENT**2 * self.noise + evidence
+    def learn(self, held: float, expected: float, number: float) -> None:
+        """One step's looks; what was known counts for little once the text has turned.
+
+        An estimate of log-odds stands for two counts, of what held and what failed: ln(h / f) has
+        the variance 1/h + 1/f. What is seen is added to those (the conjugate prior of a rate). A
+        Newton step would take each further failure of what hardly ever holds for less and less
+        news: after n of them it finds odds of 1/sqrt(n), counts find 1/n.
+
+        Args:
+            held, expected, number: looks that held, that were to hold, all; they count as if all
+                had had the same odds.
+        """
+        odds = min(max(expected / number, LEAST_ODDS), 1 - LEAST_ODDS)
+        self.surprise = RECENT * self.surprise + held - expected
+        self.noise = RECENT**2 * self.noise + number * odds * (1 - odds)
         if self.surprise**2 > ALARM * self.noise:
             self.variance = max(self.variance, TURN_VARIANCE)
-        self.variance = 1 / (1 / self.variance + evidence)
-        self.mean = min(max(self.mean + self.variance * surprise, -LIMIT), LIMIT)
+        num_held = 1 / (self.variance * (1 - odds)) + held
+        num_failed = 1 / (self.variance * odds) + number - held
+        self.variance = 1 / num_held + 1 / num_failed
+        moved = math.log(num_held / num_failed) - math.log(odds / (1 - odds))
+        self.mean = min(max(self.mean + moved, -LIMIT), LIMIT)
