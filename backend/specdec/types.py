@@ -133,6 +133,15 @@ class Proposal(NamedTuple):
         return self.parents or range(-1, len(self.token_ids) - 1)
 
     @property
+    def trunk(self) -> list[int]:
+        """Indexes of its likeliest token, the likeliest behind that, and so on."""
+        found = [-1]
+        for node, parent in enumerate(self.links):
+            if parent == found[-1]:
+                found.append(node)
+        return found[1:]
+
+    @property
     def depths(self) -> list[int]:
         """[num_draft_tokens] how many draft tokens each follows."""
         found: list[int] = []

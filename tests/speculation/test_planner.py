@@ -6,7 +6,7 @@ import pytest
 
 from specdec.speculation.costs import CostModel
 from specdec.speculation.outlook import Outlook
-from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step, likeliest_chain
+from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step
 from specdec.types import PassCost, Proposal
 
 CAP = 6
@@ -68,19 +68,6 @@ def test_of_proposals_with_omens_the_likeliest_chain_is_learned():
     lengths, odds = bench.plan(member())
     assert odds[0] < 0.1
     assert lengths == [0]
-
-
-@pytest.mark.parametrize(
-    ("proposal", "chain"),
-    [
-        (Proposal(), ()),
-        (Proposal((4, 5, 6)), (4, 5, 6)),
-        (Proposal((4, 5, 6, 7, 8), (), (-1, 0, 0, 2, 1)), (4, 5, 8)),
-        (Proposal((4, 5, 6), (), (-1, -1, 1)), (4,)),
-    ],
-)
-def test_the_likeliest_chain(proposal, chain):
-    assert likeliest_chain(proposal) == Proposal(chain)
 
 
 def test_limits_are_kept():

@@ -105,3 +105,18 @@ def test_a_branch_pays_for_its_second_row():
     assert worth_of(survival, trunk, 0.5).tolist() == [pytest.approx([0.5, 0.2, 0.2])]
     assert worth_of(survival, trunk, 9.0).tolist() == [pytest.approx([0.5, 0.0, 0.0])]
     assert worth_of(survival, np.ones_like(trunk), 0.5) is survival
+
+
+@pytest.mark.parametrize(
+    ("proposal", "trunk"),
+    [
+        (Proposal(), []),
+        (Proposal((4, 5, 6)), [0, 1, 2]),
+        (Proposal((4, 5, 6, 7, 8), (), (-1, 0, 0, 2, 1)), [0, 1, 4]),
+        (Proposal((4, 5, 6), (), (-1, -1, 1)), [0]),
+    ],
+)
+def test_the_trunk_is_the_likeliest_child_of_the_likeliest(proposal, trunk):
+    assert proposal.trunk == trunk
+    size = len(proposal.token_ids)
+    assert on_trunk([proposal], size)[0].tolist() == [node in trunk for node in range(size)]

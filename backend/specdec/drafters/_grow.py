@@ -36,13 +36,8 @@ class Tree(NamedTuple):
 
     @property
     def trunk_odds(self) -> list[float]:
-        """Of its likeliest token, the likeliest behind that, and so on."""
-        tip, found = -1, []
-        for node, parent in enumerate(self.proposal.parents):
-            if parent == tip:
-                tip = node
-                found.append(self.odds[node])
-        return found
+        """See `Proposal.trunk`."""
+        return [self.odds[node] for node in self.proposal.trunk]
 
 
 def grow(

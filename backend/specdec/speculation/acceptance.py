@@ -31,18 +31,13 @@ class Accepted(NamedTuple):
 
 
 def lay_out(proposal: Proposal) -> Proposal:
-    """The same tree, its trunk first: from the root always the likeliest child.
+    """The same tree, its trunk first.
 
     Rows of the trunk lie in the cache one behind the other, as in plain decoding.
     """
     if not proposal.parents:
         return proposal
-    likeliest: dict[int, int] = {}
-    for node, parent in enumerate(proposal.parents):
-        likeliest.setdefault(parent, node)
-    trunk, node = [], -1
-    while (node := likeliest.get(node, -1)) >= 0:
-        trunk.append(node)
+    trunk = proposal.trunk
     on_trunk = set(trunk)
     order = [*trunk, *(n for n in range(len(proposal.parents)) if n not in on_trunk)]
     if order == list(range(len(order))) and len(trunk) == len(order):

@@ -99,7 +99,8 @@ class Planner:
         likeliest tokens counts, whatever they were.
         """
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
-        self._outlook.observe(sequence_id, likeliest_chain(proposal), output_ids)
+        chain = Proposal(tuple(proposal.token_ids[node] for node in proposal.trunk))
+        self._outlook.observe(sequence_id, chain, output_ids)
 
     def observe_call(
         self, lengths: Seq[int], *, num_rows: int, seconds: float, hop: float = 0.0
@@ -214,12 +215,3 @@ class Planner:
     def _may_pay(self, members: Seq[Candidate], step: Step, optimism: float) -> bool:
         """Would drafting pay if every rate were `optimism` standard deviations better?"""
         return max(self.weigh(members, step, optimism).worth) > 0.0
-
-
-def likeliest_chain(proposal: Proposal) -> Proposal:
-    """Its first token, the first that follows that, and so on."""
-    links, chain, node = list(proposal.links), [], -1
-    while node in links:
-        node = links.index(node)
-        chain.append(proposal.token_ids[node])
-    return Proposal(tuple(chain))

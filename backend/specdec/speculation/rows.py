@@ -117,16 +117,13 @@ def most(gains: Floats) -> int:
 
 
 def on_trunk(proposals: Seq[Proposal], num_tokens: int) -> Bools:
-    """[sequences, num_tokens]: from the root always the likeliest child. Only these draft tokens
-    give output in their own step; a branch gives the next step sure draft tokens."""
+    """[sequences, num_tokens], see `Proposal.trunk`. Only these draft tokens give output in their
+    own step; a branch gives the next step sure draft tokens."""
     found = np.ones((len(proposals), num_tokens), np.bool_)
     for row, proposal in zip(found, proposals, strict=True):
-        tip = -1
-        for node, parent in enumerate(proposal.parents):
-            if parent == tip:
-                tip = node
-            else:
-                row[node] = False
+        if proposal.parents:
+            row[: len(proposal.parents)] = False
+            row[proposal.trunk] = True
     return found
 
 

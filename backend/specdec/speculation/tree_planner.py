@@ -20,14 +20,7 @@ import numpy as np
 
 from specdec.speculation.costs import CostModel, Floats
 from specdec.speculation.outlook import Outlook
-from specdec.speculation.planner import (
-    Candidate,
-    DraftModel,
-    Planner,
-    Step,
-    Weighed,
-    likeliest_chain,
-)
+from specdec.speculation.planner import Candidate, DraftModel, Planner, Step, Weighed
 from specdec.types import Proposal
 
 MAX_PASSES = 8
@@ -62,7 +55,7 @@ class TreePlanner(Planner):
             return
         omen, num_passes = self._asked.pop(sequence_id)
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
-        trunk = likeliest_chain(proposal).token_ids[:num_passes]
+        trunk = tuple(proposal.token_ids[node] for node in proposal.trunk[:num_passes])
         self._outlook.observe(sequence_id, Proposal(trunk, (omen,) * len(trunk)), output_ids)
 
     def end(self, sequence_id: int) -> None:
