@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Share, build, cut, plan
+from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, ROW_BLOCK, Share, build, cut, plan
 
 
 def make(shares, lengths, *, length=256, min_rows=2, max_position=4096):
@@ -34,6 +34,18 @@ def test_inputs_carry_the_names_and_types_of_the_graph():
     assert tuple(inputs) == INPUTS
     assert {a.dtype.name for n, a in inputs.items() if n != "attention_mask"} == {"int64"}
     assert inputs["attention_mask"].dtype == np.bool_
+
+
+@pytest.mark.parametrize("min_rows", [1, 2, 4, 16])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 127, 128, 129, 131, 143, 145, 256, 257, 400])
+def test_what_is_left_behind_whole_blocks_is_padded_too(num_rows, min_rows):
+    batch = make([Share(0, 0, [9] * num_rows, num_rows)], [0], min_rows=min_rows, length=512)
+    size = len(batch.input_ids)
+    assert size == len(batch.flat_index) == len(batch.output_rows)
+    assert num_rows <= size < num_rows + min_rows
+    assert size % ROW_BLOCK == 0 or size % ROW_BLOCK >= min_rows
+    if num_rows % ROW_BLOCK >= min_rows or num_rows == 2 * ROW_BLOCK:
+        assert size == num_rows
 
 
 @pytest.mark.parametrize("min_rows", [1, 2, 4, 16])

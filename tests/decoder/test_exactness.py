@@ -70,6 +70,38 @@ def test_drafts(decoder, case):
             decoder.reset()
 
 
+WIDTHS = [*range(60, 70), *range(124, 134), *range(188, 196), *range(252, 262), 321, 385]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_a_row_in_a_pass_of_any_width(tiny_artifacts, precision, num_threads):
+    """As the pass's first row and as its last, which a thread may have by itself."""
+    config = DecoderConfig(max_sequences=8, num_threads=num_threads)
+    decoder = load_decoder(config, tiny_artifacts[precision])
+    end = len(PROMPT) - 1
+
+    def last_row(width: int, place: int):
+        """Beside chunks of seven sequences."""
+        decoder.reset()
+        decoder.open(0, PROMPT, GREEDY)
+        decoder.extend([Extend(0, 0, PROMPT[:end], 0)])
+        sizes = [(width - 1 + i) // 7 for i in range(7)]
+        calls = []
+        for i, size in enumerate(sizes, start=1):
+            decoder.open(i, text(width + i, size + 1), GREEDY)
+            calls.append(Extend(i, 0, text(width + i, size), 0))
+        calls.insert(place, Extend(0, end, PROMPT[end:], 1))
+        found = decoder.extend(calls).sequences[place]
+        return found.token_ids, found.logprobs
+
+    decoder.open(0, PROMPT, GREEDY)
+    decoder.extend([Extend(0, 0, PROMPT[:end], 0)])
+    alone = decoder.extend([Extend(0, end, PROMPT[end:], 1)]).sequences[0]
+    expected = alone.token_ids, alone.logprobs
+    assert [(w, p) for w in WIDTHS for p in (0, 7) if last_row(w, p) != expected] == []
+
+
 def test_draft_steps(artifact_dir, case):
     """The same tokens as a decoder of its own, several a call."""
     sampling, reference = case

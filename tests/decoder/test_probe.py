@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specdec.decoder.batch import ROW_BLOCK
 from specdec.decoder.probe import CANDIDATES, Finding, probe
 from support.runtimes import EMPTY, TokenRuntime, artifact
 
@@ -50,6 +51,18 @@ def test_finds_the_smallest_stable_count(axis, needed, found):
 )
 def test_reports_distribution_when_nothing_is_stable(unstable):
     assert probe(TokenRuntime(unstable=unstable), artifact()) == Finding("distribution", 1)
+
+
+@pytest.mark.parametrize(("needed", "found"), [(1, 1), (2, 2), (5, 8), (16, 16)])
+def test_what_is_left_behind_whole_blocks_counts_as_a_pass(needed, found):
+    """As with quantized products of more than one thread."""
+
+    def is_unstable(batch):
+        left_over = rows(batch) % ROW_BLOCK
+        return 0 < left_over < needed
+
+    runtime = TokenRuntime(unstable=is_unstable)
+    assert probe(runtime, artifact()) == Finding("bitwise", found)
 
 
 def test_sees_logits_that_depend_on_what_is_behind_the_mask():

@@ -27,6 +27,10 @@ _PASS_COST = 11_000
 # sequence, because each of them is padded to the longest.
 MAX_SHARED_ROWS = 64
 
+# Rows that a thread takes at a time in ONNX Runtime's int4 products: with two threads the last row of
+# 129, 257 or 385 is evaluated by itself, as if it were the only one.
+ROW_BLOCK = 128
+
 
 class Share(NamedTuple):
     """One sequence's part of a pass: `token_ids` follow its first `start` cache positions."""
@@ -169,6 +173,15 @@ def _split(shares: list[Share], length: int) -> list[list[Share]]:
     return _split(cut[0], length) + _split(cut[1], length)
 
 
+def num_padded(num_rows: int, min_rows: int) -> int:
+    """Rows of a pass that needs `num_rows`, so that no kernel sees fewer than `min_rows` of them:
+    also those left over behind whole blocks, which a thread evaluates by themselves."""
+    left_over = num_rows % ROW_BLOCK
+    if num_rows and not left_over:
+        return num_rows
+    return num_rows + max(0, min_rows - left_over)
+
+
 def num_places(shares: Seq[Share], min_rows: int) -> int:
     """T: places of every slot in a pass over these shares."""
     return max(min_rows, *(len(s.token_ids) for s in shares))
@@ -189,7 +202,7 @@ def build(
         lengths: [num_slots] valid cache positions of every slot: those of idle slots inside the
             range are not written (the caller leaves room: lengths[i] + T <= length).
         length: S, cache positions of a slot.
-        min_rows: N, T and R are padded to at least this.
+        min_rows: N, T and R are padded to at least this; N and R as `num_padded` has it.
         max_position: positions of padding are clipped below it.
     """
     first = min(s.slot for s in shares)
@@ -241,9 +254,10 @@ def _place_branches(share: Share, mask: Any, positions: Ints) -> None:
         mask[row, share.start + row] = True
 
 
-def _pad(parts: list[Any], size: int) -> Ints:
+def _pad(parts: list[Any], min_rows: int) -> Ints:
     """Join and pad with zeros: a token, row or place that exists and that nobody reads."""
     joined: Ints = np.concatenate(parts)
-    if joined.size >= size:
+    size = num_padded(joined.size, min_rows)
+    if joined.size == size:
         return joined  # nearly always; `np.pad` takes 25 us to find out
     return np.pad(joined, (0, size - joined.size))

@@ -1,9 +1,9 @@
 """Finds out at load time from how many rows on this runtime's logits are bitwise stable.
 
-Matrix kernels are chosen by shape, and some shapes add up in another order. Padding every pass to
-`min_rows` avoids the shapes that differ: then one by one or in chunks, alone or in a batch, with
-or without branches of a draft tree, with a longer cache or a used one, a token's logits are the
-same to the last bit.
+Matrix kernels are chosen by shape, and some shapes add up in another order. Padding every pass, and
+what it has behind whole blocks of rows, to `min_rows` avoids the shapes that differ: then one by
+one or in chunks, alone or in a batch, with or without branches of a draft tree, with a longer cache
+or a used one, a token's logits are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from specdec.artifact import Artifact
 from specdec.decoder import batch
-from specdec.decoder.batch import Share
+from specdec.decoder.batch import ROW_BLOCK, Share
 from specdec.decoder.runtimes import Logits, Runtime
 
 CANDIDATES = (1, 2, 4, 8, 16)
 _LENGTHS = (256, 512)  # cache positions to compare
 _SIZE = 24  # tokens of the text whose logits are compared
-_LONG = 96  # rows of the longest chunk tried: wider ones repeat its kernels
+_LONG = ROW_BLOCK + 1  # rows of the longest chunk tried: wider ones repeat its kernels
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
