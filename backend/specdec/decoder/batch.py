@@ -27,8 +27,8 @@ _PASS_COST = 11_000
 # sequence, because each of them is padded to the longest.
 MAX_SHARED_ROWS = 64
 
-# Rows that a thread takes at a time in ONNX Runtime's int4 products: with two threads the last row of
-# 129, 257 or 385 is evaluated by itself, as if it were the only one.
+# Rows that a thread takes at a time in ONNX Runtime's int4 products: with two threads the last one
+# of 129, 257 or 385 rows is evaluated by itself, as if it were the only one.
 ROW_BLOCK = 128
 
 

@@ -53,7 +53,8 @@ class _Passes:
         self._max_position = artifact.max_position_embeddings
         self._num_ids = min(artifact.num_tokens, artifact.vocab_size)
         self._random = np.random.default_rng(0)
-        self._text = self._noise(_LONG)
+        self.longest = min(_LONG, runtime.max_rows or _LONG)
+        self._text = self._noise(self.longest)
 
     def _noise(self, size: int) -> list[int]:
         noise: list[int] = self._random.integers(0, self._num_ids, size).tolist()
@@ -136,8 +137,9 @@ def _comparisons(passes: _Passes) -> Iterator[bool]:
     passes.resize(_LENGTHS[1])
     yield same(0, 16, 17, 19)
     # A long prompt at once, against halves and single tokens.
-    tail = passes.rows(0, _LONG, outputs=2)
-    passes.rows(0, _LONG // 2, outputs=0)
-    passes.rows(_LONG // 2, _LONG - 2, outputs=0)
-    singles = [passes.rows(i, i + 1) for i in range(_LONG - 2, _LONG)]
+    longest = passes.longest
+    tail = passes.rows(0, longest, outputs=2)
+    passes.rows(0, longest // 2, outputs=0)
+    passes.rows(longest // 2, longest - 2, outputs=0)
+    singles = [passes.rows(i, i + 1) for i in range(longest - 2, longest)]
     yield np.array_equal(np.concatenate(singles), tail)
