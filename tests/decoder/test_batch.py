@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, ROW_BLOCK, Share, build, cut, plan
+from specdec.decoder.batch import (
+    INPUTS,
+    MAX_SHARED_ROWS,
+    ROW_BLOCK,
+    Share,
+    build,
+    cut,
+    most_rows,
+    num_padded,
+    plan,
+)
 
 
 def make(shares, lengths, *, length=256, min_rows=2, max_position=4096):
@@ -46,6 +56,15 @@ def test_what_is_left_behind_whole_blocks_is_padded_too(num_rows, min_rows):
     assert size % ROW_BLOCK == 0 or size % ROW_BLOCK >= min_rows
     if num_rows % ROW_BLOCK >= min_rows or num_rows == 2 * ROW_BLOCK:
         assert size == num_rows
+
+
+@pytest.mark.parametrize("min_rows", [1, 2, 4, 16])
+def test_a_padded_pass_has_no_more_rows_than_a_runtime_takes(min_rows):
+    for max_rows in range(16, 600):
+        most = most_rows(max_rows, min_rows)
+        assert max(num_padded(n, min_rows) for n in range(1, most + 1)) <= max_rows
+        assert max_rows - min_rows < most <= max_rows
+    assert most_rows(None, min_rows) is None
 
 
 @pytest.mark.parametrize("min_rows", [1, 2, 4, 16])

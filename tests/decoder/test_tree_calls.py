@@ -95,6 +95,19 @@ def test_a_tree_behind_a_long_prompt_is_cut_before_its_branches(max_rows):
     check(decoder, runtime)
 
 
+@pytest.mark.parametrize("max_rows", [128, 130, 143, 144])
+@pytest.mark.parametrize("min_rows", [1, 2, 16])
+def test_padding_finds_room_in_the_widest_pass(max_rows, min_rows):
+    decoder, runtime = make(min_rows=min_rows)
+    runtime.max_rows = max_rows
+    prompt = PROMPT * 30
+    decoder.open(1, prompt, GREEDY)
+    call = Extend(1, 0, prompt, 1)
+    found = decoder.extend([call]).sequences[0]
+    assert list(zip(*found[:2], strict=True)) == [drawn(prompt, GREEDY, len(prompt))]
+    assert max(len(b.input_ids) for b in runtime.batches) <= max_rows
+
+
 @pytest.mark.parametrize("min_rows", [1, 16])
 def test_a_tree_may_reach_the_end_of_its_slot_and_its_branches_beyond(min_rows):
     """The path counts, not the rows."""

@@ -182,6 +182,13 @@ def num_padded(num_rows: int, min_rows: int) -> int:
     return num_rows + max(0, min_rows - left_over)
 
 
+def most_rows(max_rows: int | None, min_rows: int) -> int | None:
+    """Rows that a pass may need, padding apart, where a runtime takes `max_rows`; None: any."""
+    if max_rows is None or max_rows < ROW_BLOCK or max_rows % ROW_BLOCK >= min_rows:
+        return max_rows
+    return max_rows - max_rows % ROW_BLOCK
+
+
 def num_places(shares: Seq[Share], min_rows: int) -> int:
     """T: places of every slot in a pass over these shares."""
     return max(min_rows, *(len(s.token_ids) for s in shares))

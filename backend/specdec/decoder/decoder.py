@@ -55,7 +55,8 @@ class CachedDecoder:
         self._runtime = runtime
         self.info = info
         self._measure = measure
-        self._limits = Limits(info, artifact.vocab_size, runtime.max_rows)
+        max_rows = batch.most_rows(runtime.max_rows, info.min_rows)
+        self._limits = Limits(info, artifact.vocab_size, max_rows)
         self._max_position = artifact.max_position_embeddings
         self._cache = Cache(runtime, max_length=info.max_sequence_length)
         self._sequences: dict[int, _Sequence] = {}
@@ -138,7 +139,7 @@ class CachedDecoder:
     ) -> None:
         """Run the passes that these shares need, and publish each that succeeded."""
         by_slot = {s.slot: (q, o) for s, q, o in zip(shares, sequences, outputs, strict=True)}
-        max_rows = self._runtime.max_rows
+        max_rows = batch.most_rows(self._runtime.max_rows, self.info.min_rows)
         for parts in batch.cut(shares, max_rows):
             for group in batch.plan(parts, length=self._runtime.length, max_rows=max_rows):
                 wanted = any(by_slot[share.slot][1].wants_features for share in group)

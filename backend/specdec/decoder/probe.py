@@ -53,7 +53,7 @@ class _Passes:
         self._max_position = artifact.max_position_embeddings
         self._num_ids = min(artifact.num_tokens, artifact.vocab_size)
         self._random = np.random.default_rng(0)
-        self.longest = min(_LONG, runtime.max_rows or _LONG)
+        self.longest = min(_LONG, batch.most_rows(runtime.max_rows, min_rows) or _LONG)
         self._text = self._noise(self.longest)
 
     def _noise(self, size: int) -> list[int]:
