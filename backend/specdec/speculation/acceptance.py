@@ -38,10 +38,10 @@ def lay_out(proposal: Proposal) -> Proposal:
     if not proposal.parents:
         return proposal
     trunk = proposal.trunk
+    if len(trunk) == len(proposal.parents):
+        return proposal._replace(parents=())  # a chain after all
     on_trunk = set(trunk)
     order = [*trunk, *(n for n in range(len(proposal.parents)) if n not in on_trunk)]
-    if order == list(range(len(order))) and len(trunk) == len(order):
-        return proposal._replace(parents=())  # a chain after all
     place = {node: i for i, node in enumerate(order)}
     place[-1] = -1
     return Proposal(

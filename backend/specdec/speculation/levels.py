@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 
 from specdec.speculation.costs import Floats
-from specdec.speculation.shift import LIMIT
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -22,6 +21,7 @@ NEXT_VARIANCE = 0.1  # of a depth's level about the one before it
 MEMORY = 0.998  # what a level keeps of its evidence at each further observation
 AGING = 0.9995  # and at each step without one
 LEAST_EVIDENCE = 0.005  # of one token, however sure it was
+LIMIT = 5.0  # log-odds stay within: 0.7 % to 99.3 %
 MAX_STEP = 2.0  # log-odds one look may move a level
 
 

@@ -1,9 +1,9 @@
 """When one batch size's drafters are asked again, and what may be spent on learning what it costs.
 
-Asking takes time, of the drafter and of the controller, also where nothing comes of it. While
-that is more than the proposals were worth lately, only every fourth step asks. Whether rows are
-as dear as they seem is found out by a few steps of another kind, paid from an account that a
-small share of the decoding time fills.
+Asking takes time, of the drafter and of the controller, also where nothing comes of it. While that
+is more than the proposals were worth lately, only every fourth step asks, and in the long run every
+ninth. Whether rows are as dear as they seem is found out by a few steps of another kind, paid from
+an account that a small share of the decoding time fills.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Reason = Literal["cap", "none", "acceptance", "cost", "load"]
 POOR_ODDS = 0.3  # a draft token less likely than this was cut for its odds, not for its price
 REST = 3  # steps without asking, while asking does not pay; more where it takes longer
 MAX_REST = 32
-PATIENCE = 8  # the longer nothing came of asking the rarer it gets, up to so many steps' rest
+VAIN_LOOKS = 4  # in a row make a step of rest, where that is more,
+PATIENCE = 8  # up to so many: the longer nothing comes of asking the rarer it gets
 EAGER_LOOKS = 64
 WEIGHT = 0.2  # of one look in what looks are worth
 START = 1.0  # plain steps' time that may be spent on trials in the beginning
@@ -60,7 +61,7 @@ class Pace:
         self.num_vain = 0 if worth > cost else self.num_vain + 1
         self.worth = worth if self.worth < 0 else self.worth + WEIGHT * (worth - self.worth)
         if self.worth <= cost:
-            patient = min(max(self.num_vain // 4, REST), PATIENCE)
+            patient = min(max(self.num_vain // VAIN_LOOKS, REST), PATIENCE)
             self.rest = int(min(max(patient, share / SHARE), MAX_REST))
             found = Counter(r for r in reasons if r and r != "cap")
             self.reason = found.most_common(1)[0][0] if found else "cost"

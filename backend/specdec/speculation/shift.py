@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from specdec.speculation.levels import LIMIT
+
 RECENT = 0.9  # of the recent surprise stays each step
 ALARM = 10.0  # squared standard deviations of recent surprise: the text has turned
 TURN_VARIANCE = 1.5  # of its shift from then on
-LEAST_ODDS = 1e-4
-LIMIT = 5.0  # log-odds stay within: 0.7 % to 99.3 %
+LEAST_ODDS = 1e-4  # of a look, and of its failing: counts behind certainty would be infinite
 
 
 class Shift:
