@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     num_draft_tokens: int  # 0: no speculation
     adaptive: bool  # False: so many draft tokens at every step, whatever they cost
     drafter: str
+    cache_salt: str  # what the request leaves behind serves requests of the same salt alone
     return_logprobs: bool
 
 
@@ -76,6 +77,7 @@ _TENSORS = {
     "num_draft_tokens": ("num_draft_tokens", "INT32"),
     "adaptive": ("adaptive", "BOOL"),
     "drafter": ("drafter", "BYTES"),
+    "cache_salt": ("cache_salt", "BYTES"),
     "return_logprobs": ("return_log_probs", "BOOL"),
 }
 _ALWAYS = (

@@ -185,3 +185,11 @@ def test_features_go_to_who_wants_them():
     ):
         assert np.array_equal(rows, [features_after(text) for text in texts])
     assert link.remote.describe().feature_size == FEATURE_SIZE
+
+
+def test_a_salt_crosses_where_there_is_one():
+    link = Link()
+    link.remote.open(1, PROMPT, GREEDY)
+    assert "cache_salt" not in link.sent
+    link.remote.open(2, PROMPT, GREEDY, 2**61 + 1)
+    assert link.decoder.salts == {1: 0, 2: 2**61 + 1}

@@ -50,6 +50,7 @@ class Request:
     num_draft_tokens: int | None = None  # None: the server's default; 0: no speculation
     adaptive: bool | None = None  # False: exactly that many; None: the server's default
     drafter: str | None = None  # None: the server's default
+    cache_salt: int = 0  # what it leaves behind serves requests of the same salt alone
 
 
 @dataclass(slots=True)
@@ -248,9 +249,15 @@ class Decoder(Protocol):
     def reset(self) -> None:
         """Close every sequence: what a new scheduler does first."""
 
-    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
-        """Give the sequence a slot; return how many prompt tokens the cache already holds
-        (at most len(prompt_ids) - 1)."""
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Seq[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+    ) -> int:
+        """Give the sequence a slot; return how many prompt tokens the cache already holds, of
+        sequences with the same salt (at most len(prompt_ids) - 1)."""
         ...
 
     def extend(self, calls: Seq[Extend]) -> ExtendResult: ...

@@ -8,6 +8,7 @@ describe   -                                          info [1] JSON
 reset      -                                          num_cached [1], 0
 open       sequence_ids [1], token_ids [N],           num_cached [1]
            sampling [1] JSON
+           if there is one: cache_salt [1]
 extend     sequence_ids, starts, num_tokens,          output_ids [R], output_logprobs [R],
            num_outputs, num_draft_steps [B],          compute_seconds [1]
            token_ids [N]
@@ -67,6 +68,7 @@ INPUTS: Mapping[str, Any] = {
     "wants_features": np.int32,
     "least_logprobs": np.float64,
     "sampling": np.object_,
+    "cache_salt": np.int64,
     **wire_head.INPUTS,
 }
 OUTPUTS: Mapping[str, Any] = {
@@ -182,12 +184,20 @@ class RemoteDecoder:
     def reset(self) -> None:
         self._call("reset")
 
-    def open(self, sequence_id: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> int:
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+    ) -> int:
+        salt = {"cache_salt": _ints([cache_salt], np.int64)} if cache_salt else {}
         result = self._call(
             "open",
             sequence_ids=_ints([sequence_id], np.int64),
             token_ids=_ints(prompt_ids),
             sampling=_text(sampling_to_json(sampling)),
+            **salt,
         )
         return int(result["num_cached"][0])
 
@@ -231,10 +241,11 @@ def serve(decoder: Decoder | Head, arrays: Arrays) -> Arrays:
         calls = wire_head.decode_calls(arrays)
         return wire_head.encode_drafts(cast(Head, decoder).draft(calls))
     if operation == "open":
-        num_cached = decoder.open(
+        num_cached = cast(Decoder, decoder).open(  # a head is given no salt
             int(arrays["sequence_ids"][0]),
             arrays["token_ids"].tolist(),
             sampling_from_json(arrays["sampling"][0]),
+            *arrays.get("cache_salt", np.zeros(0)).tolist(),
         )
         return {"num_cached": _ints([num_cached])}
     if operation == "close":

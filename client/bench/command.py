@@ -48,8 +48,9 @@ cost next to nothing."""
 _WAVE = """Then one request that decodes alone, among 32, and alone again: how long until its gain
 is back? Its load's answers are compared too."""
 _BARE = "The target's exported model: compare with its bare graph, run on this machine."
-_KEEP_CACHE = """Leave the server's prefix cache alone. It is filled with other text before every
-request otherwise, so that each one pays for its prompt."""
+_KEEP_CACHE = """Let requests profit from all earlier ones. Else the prefix cache is filled with
+other text before each, so that each one pays for its prompt, and drafters remember nothing of
+other variants, rounds and runs."""
 
 
 def bench(

@@ -38,6 +38,7 @@ def measure_levels(driver: Driver, plan: Plan, results: Results, progress: Progr
                     plan.jobs(concurrency, number),
                     variant,
                     concurrency,
+                    turn=f"{concurrency}/{number}",
                     on_done=partial(progress.advance, load_effort(concurrency)),
                     min_tokens=driver.settings.max_tokens,
                 )

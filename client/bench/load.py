@@ -6,6 +6,7 @@ Knows the client and the server's counters; knows nothing of tables or of what i
 from __future__ import annotations
 
 import random
+import secrets
 import string
 import threading
 import time
@@ -34,7 +35,7 @@ class Settings:
     temperature: float = 0.0
     raw: bool = False  # no chat template
     timeout: float | None = 600.0
-    clears_cache: bool = True  # before every request that runs alone
+    clears_cache: bool = True  # before every request that runs alone; and drafters know nothing
     num_slots: int = 16  # sequences the server's prefix cache holds
 
 
@@ -53,6 +54,7 @@ class Driver:
         self._client = client
         self.settings = settings
         self._scraper = scraper
+        self._salt = secrets.token_hex(4)  # an earlier run on this server must not help this one
         self._streams: set[ChunkStream] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -70,6 +72,7 @@ class Driver:
         variant: Variant,
         *,
         repeat: int = 0,
+        turn: str = "",
         on_chunk: Callable[[float, Chunk], None] = lambda now, chunk: None,
         on_stream: Callable[[ChunkStream], None] = lambda stream: None,
         **options: Any,
@@ -78,6 +81,8 @@ class Driver:
 
         Args:
             repeat: noted in the record.
+            turn: what drafters remember, and the prefix cache, serves this variant's same turn and
+                repeat: one variant must not learn a prompt's answer from another.
             on_chunk: told of every chunk with tokens, and its time.
             on_stream: given the stream once it is open, to close it early.
             options: of the request; they go before the variant's and the settings'.
@@ -89,6 +94,8 @@ class Driver:
             **variant.options,
             **options,
         }
+        if self.settings.clears_cache:
+            asked["cache_salt"] = "/".join((self._salt, variant.name, turn, str(repeat)))
         chunks: list[tuple[float, Chunk]] = []
         started = time.perf_counter()
         stream = self._client.stream(**self.source(prompt), timeout=self.settings.timeout, **asked)
@@ -161,18 +168,19 @@ class Driver:
         variant: Variant,
         concurrency: int,
         *,
+        turn: str = "",
         on_done: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> Level:
         """Answer all jobs, (prompt, repeat) each, with `concurrency` requests in flight.
 
-        `options` are of every request.
+        `turn`: see `request`; `options` are of every request.
         """
 
         def ask(job: tuple[Prompt, int]) -> Record:
-            record = self.request(job[0], variant, repeat=job[1], **options)
+            record = self.request(job[0], variant, turn=turn, **options)
             on_done()
-            return record
+            return replace(record, repeat=job[1])
 
         records, work = self.counted(lambda: self._run_jobs(jobs, ask, concurrency), len(jobs))
         return Level(variant.name, concurrency, tuple(records), work)

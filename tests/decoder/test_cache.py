@@ -21,9 +21,9 @@ class Table:
         self.runtime = TokenRuntime(num_slots)
         self.cache = Cache(self.runtime, max_length=max_length)
 
-    def open(self, *tokens: int):
+    def open(self, *tokens: int, salt: int = 0):
         """Open and evaluate the rest of the prompt; returns (slot, number of reused tokens)."""
-        slot = self.cache.open(ids(*tokens))
+        slot = self.cache.open(ids(*tokens), salt)
         reused = slot.length
         self.cache.make_room(slot.index, slot.index + 1, len(tokens) - reused)
         slot.tokens[: len(tokens)] = tokens
@@ -73,6 +73,39 @@ def test_the_last_prompt_token_is_always_evaluated():
     table = Table()
     table.close(table.open(1, 2, 3)[0])
     assert table.open(1, 2, 3)[1] == 2
+
+
+def test_a_prefix_is_lent_under_its_own_salt_alone():
+    table = Table()
+    for salt in (0, 7):
+        table.close(table.open(1, 2, 3, 4, salt=salt)[0])
+    assert table.open(1, 2, 3, 4, 5, salt=8)[1] == 0
+    assert table.open(1, 2, 3, 4, 5, salt=7)[1] == 4
+    assert table.open(1, 2, 3, 4, 5)[1] == 4
+
+
+def test_a_slot_that_is_taken_over_has_its_new_owners_salt():
+    table = Table(1)
+    table.close(table.open(1, 2, 3, salt=7)[0])
+    table.close(table.open(1, 2, 3, 4, salt=8)[0])  # nothing of it is lent, the slot is
+    assert table.open(1, 2, 3, salt=7)[1] == 0
+    table.close(table.cache.slots[0])
+    assert table.open(1, 2, 3, salt=8)[1] == 0
+    table.close(table.cache.slots[0])
+    assert table.open(1, 2, 3, salt=8)[1] == 2
+
+
+def test_content_that_is_moved_keeps_its_salt():
+    table = Table(2)
+    old, _ = table.open(1, 2, 3, salt=7)
+    near, _ = table.open(4, 5, 6, salt=8)
+    table.close(near)
+    table.close(old)
+    kept = {slot.salt: slot.tokens[: slot.length].tolist() for slot in table.cache.slots}
+    assert kept == {7: [1, 2, 3], 8: [4, 5, 6]}
+    table.open(9, 9, salt=9)
+    left = [s for s in table.cache.slots if not s.in_use]
+    assert [(s.salt, s.tokens[: s.length].tolist()) for s in left] == [(7, [1, 2, 3])]
 
 
 def test_only_committed_tokens_are_kept():
@@ -140,7 +173,7 @@ def test_sequences_in_use_stay_together_and_no_content_is_lost():
         table.close(slot)  # slot 2 stays in use; the oldest content is in slot 0
     new, _ = table.open(50, 51)
     assert new.index in (1, 3)
-    kept = [t for t in texts if table.cache._donor(ids(*t))[0] == 4]
+    kept = [t for t in texts if table.cache._donor(ids(*t), 0)[0] == 4]
     assert kept == texts[1:]  # the oldest went, its neighbour's content moved there
     assert table.runtime.num_copied == 4
 

@@ -90,3 +90,16 @@ def test_pairs_of_like_tokens_spread_over_the_table():
     kept = sum(memory.recall(b, t) == (True, [b]) for b in range(128) for t in range(128))
     assert SIZE > 128 * 128
     assert kept > 0.9 * 128 * 128
+
+
+SALTS = (0, 0x2A5F0C1E9B7D3468, 0x13579BDF02468ACE)  # as digests give them
+
+
+@given(LESSONS, st.permutations(SALTS))
+def test_what_is_learned_under_one_salt_is_found_under_no_other(lessons, salts):
+    memory, (plain, _, _) = Memory(), taught(lessons)
+    for before, last, row in lessons:
+        memory.learn(before, last, row, salts[0])
+    for before, last, _ in lessons:
+        assert memory.recall(before, last, salts[1]) == (False, [])
+        assert memory.recall(before, last, salts[0]) == plain.recall(before, last)

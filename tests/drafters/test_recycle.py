@@ -3,6 +3,7 @@
 import pytest
 
 from specdec.drafters._memory import WIDTH
+from specdec.drafters.auto import AutoDrafter
 from specdec.drafters.base import DraftView, Judge
 from specdec.drafters.recycle import FIRST_ODDS, PAIR, SINGLE, RecycleDrafter, last_two
 from specdec.types import Proposal, SamplingParams, Verdict
@@ -34,7 +35,7 @@ class Lessons:
     def __init__(self):
         self.found = []
 
-    def learn(self, before, last, candidate_ids):
+    def learn(self, before, last, candidate_ids, salt=0):
         self.found.append((before, last, tuple(candidate_ids)))
 
 
@@ -86,7 +87,7 @@ def test_in_the_engine_nothing_behind_the_end_is_learned(name):
         lessons, learn = [], drafter._memory.learn
 
         def record(*lesson, lessons=lessons, learn=learn):
-            lessons.append(lesson)
+            lessons.append(lesson[:3])
             learn(*lesson)
 
         drafter._memory.learn = record
@@ -170,3 +171,15 @@ def test_first_odds_cover_every_omen():
     assert RecycleDrafter.first_odds is FIRST_ODDS
     assert 0 not in FIRST_ODDS  # an omen of a token without one: a carried one
     assert all(0 < odds < 1 for odds in FIRST_ODDS.values())
+
+
+@pytest.mark.parametrize("kind", [RecycleDrafter, AutoDrafter])
+def test_nothing_is_recycled_across_salts(kind):
+    """Of the same salt it is; how fast an answer comes must not tell what others were told."""
+    drafter, text = kind(), [1, 2, 7]
+    verdict = Verdict((7,), (0.0,), 9, (), ((7, 8, 9),))
+    drafter.observe(view_of(text)._replace(cache_salt=5), verdict)
+    asked = [view_of([1, 2])._replace(cache_salt=salt) for salt in (5, 6, 0)]
+    found = drafter.propose(asked, [4] * 3).proposals
+    assert [set(p.token_ids) >= {7, 8, 9} for p in found] == [True, False, False]
+    assert not found[1].token_ids

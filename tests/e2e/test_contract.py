@@ -220,3 +220,17 @@ def test_a_client_may_name_the_outputs_it_wants(served, reference):
     assert error is None
     assert [output.name for output in result.get_response().outputs] == ["text_output"]
     assert result.as_numpy("text_output")[0].decode() == reference.text()
+
+
+# ---- what a request leaves behind ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["auto", "draft_model"])
+def test_requests_of_another_salt_find_nothing(served, drafter):
+    """Of target and draft model; the text is the same all the same."""
+    inputs = {"return_perf_metrics": True, "drafter": drafter}
+    salts = [f"{drafter} 1", f"{drafter} 1", f"{drafter} 2"]
+    answers = [served.ask(PROMPT * 12, **inputs, cache_salt=salt) for salt in salts]
+    reused = [answer.count("kv_cache_reused_blocks") for answer in answers]
+    assert reused[0] == reused[2] == 0 < reused[1]
+    assert answers[0].bits == answers[1].bits == answers[2].bits

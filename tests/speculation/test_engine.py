@@ -443,3 +443,13 @@ def test_a_bug_in_a_drafter_fails_its_step_and_not_the_server():
     harness.engine.stop()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_every_model_and_drafter_is_told_the_salt():
+    harness, draft, seen = Harness(), ScriptedDecoder(), ScriptedDrafter(hash_text)
+    observe, salts = seen.observe, []
+    seen.observe = lambda view, verdict: (salts.append(view.cache_salt), observe(view, verdict))
+    for drafter in (make_drafter("draft_model", draft), seen):
+        harness.submit([5, 6], drafter=drafter, num_draft_tokens=2, cache_salt=9)
+    harness.run()
+    assert set(harness.target.salts.values()) == set(draft.salts.values()) == set(salts) == {9}

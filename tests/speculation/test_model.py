@@ -214,10 +214,10 @@ class Faulty(ScriptedDecoder):
         super().__init__()
         self.fault = fault
 
-    def open(self, sequence_id, prompt_ids, sampling):
+    def open(self, sequence_id, prompt_ids, sampling, cache_salt=0):
         if prompt_ids[0] == 13:
             raise DecoderFailed("13 is refused")
-        return super().open(sequence_id, prompt_ids, sampling)
+        return super().open(sequence_id, prompt_ids, sampling, cache_salt)
 
     def extend(self, calls):
         if len(self.calls) == 4 and self.fault is not None:

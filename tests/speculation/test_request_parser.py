@@ -335,3 +335,18 @@ def test_what_real_clients_mean():
 def test_tools_of_the_openai_frontend_are_refused_by_name():
     with pytest.raises(InvalidRequest, match="guided_decoding_guide_type 'json_schema'"):
         parse_inputs(guided_decoding_guide_type="json_schema", guided_decoding_guide="{}")
+
+
+# ---- the salt of what is left behind ---------------------------------------------------------
+
+
+def test_a_salt_is_62_bits_of_its_text_and_none_is_0():
+    salts = [one(cache_salt=text).cache_salt for text in ("tenant 1", "tenant 2", "tenant 1", "")]
+    assert salts[0] == salts[2] != salts[1]
+    assert all(0 < salt < 1 << 62 for salt in salts[:3])
+    assert salts[3] == one().cache_salt == 0
+
+
+def test_a_long_salt_is_refused():
+    with pytest.raises(InvalidRequest, match="cache_salt has 5000 bytes: allowed are 4096"):
+        one(cache_salt="x" * 5000)

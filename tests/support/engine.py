@@ -79,10 +79,15 @@ class Harness:
         drafter=None,
         num_draft_tokens=0,
         stop_words=(),
+        cache_salt=0,
         **sampling,
     ):
         request = Request(
-            tuple(prompt_ids), max_tokens, SamplingParams(**sampling), tuple(stop_words)
+            tuple(prompt_ids),
+            max_tokens,
+            SamplingParams(**sampling),
+            tuple(stop_words),
+            cache_salt=cache_salt,
         )
         sink = RecordingSink()
         text = TextStream(NumberTokenizer(), request, request.sampling.end_ids)

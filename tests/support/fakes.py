@@ -75,6 +75,7 @@ class ScriptedDecoder:
         self.calls: list[list[Extend]] = []
         self.closed: list[tuple[int, int]] = []
         self.num_opened = 0
+        self.salts: dict[int, int] = {}  # of every sequence ever opened
 
     def describe(self) -> DecoderInfo:
         return self.info
@@ -82,13 +83,20 @@ class ScriptedDecoder:
     def reset(self) -> None:
         self.caches.clear()
 
-    def open(self, sequence_id: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> int:
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+    ) -> int:
         if len(self.caches) == self.info.max_sequences:
             raise DecoderFailed("no free slot")
         assert sequence_id not in self.caches
         num_cached = min(self.num_reused, len(prompt_ids) - 1)
         self.caches[sequence_id] = list(prompt_ids[:num_cached])
         self.num_opened += 1
+        self.salts[sequence_id] = cache_salt
         return num_cached
 
     def extend(self, calls: Sequence[Extend]) -> ExtendResult:

@@ -2,7 +2,8 @@
 
 Keys and values at a position are a function of the tokens up to it alone. So a slot's content is
 described by `tokens[:length]`, rewinding is lowering `length`, and any slot that starts with the
-same tokens, in use or left behind by a closed sequence, can lend them to a new sequence.
+same tokens, in use or left behind by a closed sequence, can lend them to a new sequence; of the
+same salt, for how soon an answer comes would tell a stranger what others have asked.
 Knows nothing of sampling or passes; moves keys and values only through the runtime.
 """
 
@@ -34,6 +35,7 @@ class Slot:
     in_use: bool = False
     reserved: int = 0  # positions that its sequence will need at least
     last_used: int = 0  # number of the `open` or `close` that last touched it
+    salt: int = 0  # only sequences with the same may use the content
 
 
 def common_prefix(left: Ints, right: Ints) -> int:
@@ -59,19 +61,19 @@ class Cache:
     def lengths(self) -> list[int]:
         return [slot.length for slot in self.slots]
 
-    def open(self, prompt: Ints) -> Slot:
+    def open(self, prompt: Ints, salt: int = 0) -> Slot:
         """Take a slot; its `length` says how many prompt tokens it already holds.
 
         At most len(prompt) - 1, since the last token must be evaluated to sample after it. The
-        longest common prefix over all slots is reused: in place where a closed sequence left
-        nothing else in its slot (or no other slot is free), else copied.
+        longest common prefix over all slots of this salt is reused: in place where a closed
+        sequence left nothing else in its slot (or no other slot is free), else copied.
 
         Raises `DecoderFailed`: every slot is in use.
         """
         free = [slot for slot in self.slots if not slot.in_use]
         if not free:
             raise DecoderFailed(f"all {len(self.slots)} slots are in use: close a sequence first")
-        shared, donor = self._donor(prompt[:-1])
+        shared, donor = self._donor(prompt[:-1], salt)
         near = self._nearest(free)
         if shared and donor in near and (donor.length == shared or len(free) == 1):
             slot = donor
@@ -83,6 +85,7 @@ class Cache:
                     donor.length = 0  # the copy holds all of it
         slot.tokens[:shared] = prompt[:shared]
         slot.length, slot.in_use, slot.reserved = shared, True, len(prompt)
+        slot.salt = salt
         self._touch(slot)
         return slot
 
@@ -120,11 +123,12 @@ class Cache:
         self._clock += 1
         slot.last_used = self._clock
 
-    def _donor(self, wanted: Ints) -> tuple[int, Slot]:
+    def _donor(self, wanted: Ints, salt: int) -> tuple[int, Slot]:
         """The slot that shares most with `wanted`; of equals, one to take over as it is."""
 
         def rank(slot: Slot) -> tuple[int, bool, bool]:
-            shared = common_prefix(wanted, slot.tokens[: slot.length])
+            length = slot.length if slot.salt == salt else 0
+            shared = common_prefix(wanted, slot.tokens[:length])
             return shared, not slot.in_use, shared == slot.length
 
         donor = max(self.slots, key=rank)
@@ -150,6 +154,7 @@ class Cache:
             self._runtime.copy(slot.index, victim.index, slot.length)
             victim.tokens[: slot.length] = slot.tokens[: slot.length]
             victim.length, victim.last_used = slot.length, slot.last_used
+            victim.salt = slot.salt
         slot.length = 0
         return slot
 

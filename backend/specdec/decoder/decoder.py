@@ -75,7 +75,13 @@ class CachedDecoder:
             self._cache.close(sequence.slot, sequence.slot.length)
         self._sequences.clear()
 
-    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Seq[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+    ) -> int:
         """See `Decoder`. Raises `DecoderFailed`: id in use, bad prompt, no free slot."""
         if sequence_id in self._sequences:
             raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
@@ -86,7 +92,7 @@ class CachedDecoder:
             )
         refuse_ids(prompt_ids, self._limits)
         self._measure = None
-        slot = self._cache.open(np.asarray(prompt_ids, np.int32))
+        slot = self._cache.open(np.asarray(prompt_ids, np.int32), cache_salt)
         self._sequences[sequence_id] = _Sequence(slot, sampling, len(prompt_ids))
         return slot.length
 

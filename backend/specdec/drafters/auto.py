@@ -77,6 +77,7 @@ class Known(NamedTuple):
     text: list[int]
     end: int  # of the text's longest match in itself, -1: none
     match_length: int
+    salt: int  # of the sequence, see `DraftView`
     guesses: Mapping[int, Mapping[int, Guess]]  # by node of the head's tree: token -> guess
 
 
@@ -121,7 +122,7 @@ class AutoDrafter(Drafter):
         index.update(view.token_ids)
         text = view.text
         end, length = index.longest_match(text)
-        return Known(text, end if length else -1, length, {})
+        return Known(text, end if length else -1, length, view.cache_salt, {})
 
     def _ask(
         self, views: Seq[DraftView], limits: Seq[int], trees: Seq[Tree], judge: Judge
@@ -166,7 +167,7 @@ class AutoDrafter(Drafter):
         """What a copy goes on with, what the head finds likely here, and what the target once
         did."""
         last, copy = branch.token_id, None
-        is_pair, recycled = self._memory.recall(branch.before, last)
+        is_pair, recycled = self._memory.recall(branch.before, last, known.salt)
         if branch.place >= 0:
             # A copy may run into itself: it then begins again behind the match.
             behind = branch.place + 1

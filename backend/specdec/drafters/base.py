@@ -56,6 +56,7 @@ class DraftView(NamedTuple):
     num_prompt_tokens: int
     sampling: SamplingParams
     carry: tuple[int, ...] = ()  # all but certain to follow: proposals go behind these
+    cache_salt: int = 0  # what is learned of it may serve sequences of the same salt alone
 
     @property
     def text(self) -> list[int]:

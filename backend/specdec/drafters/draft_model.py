@@ -93,7 +93,9 @@ class DraftModelDrafter(Drafter):
             if len(view.token_ids) >= self._info.max_sequence_length:
                 return None
             prompt_ids = view.token_ids[: view.num_prompt_tokens]
-            num_cached = self._decoder.open(view.sequence_id, prompt_ids, view.sampling)
+            num_cached = self._decoder.open(
+                view.sequence_id, prompt_ids, view.sampling, view.cache_salt
+            )
             state = self._states[view.sequence_id] = DraftState(num_cached)
         room = self._info.max_sequence_length - len(view.token_ids)
         limit = min(limit, room)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import ClassVar
 
 from specdec.drafters._grow import Branch, grow
@@ -40,7 +41,7 @@ class RecycleDrafter(Drafter):
             [
                 grow(
                     Branch(*last_two(view), 0),
-                    self._follow,
+                    partial(self._follow, view.cache_salt),
                     judge.odds(view.sequence_id),
                     max_tokens=limit,
                     least=judge.least,
@@ -49,9 +50,9 @@ class RecycleDrafter(Drafter):
             ]
         )
 
-    def _follow(self, branch: Branch) -> Iterable[Branch]:
+    def _follow(self, salt: int, branch: Branch) -> Iterable[Branch]:
         last = branch.token_id
-        is_pair, token_ids = self._memory.recall(branch.before, last)
+        is_pair, token_ids = self._memory.recall(branch.before, last, salt)
         first = PAIR if is_pair else SINGLE
         return [Branch(last, t, omen) for omen, t in enumerate(token_ids, start=first)]
 
@@ -71,4 +72,4 @@ def learn(memory: Memory, view: DraftView, verdict: Verdict) -> None:
     first = len(text) - len(verdict.output_ids)
     for position, candidate_ids in enumerate(verdict.candidate_ids, start=first):
         before = text[position - 2] if position > 1 else -1
-        memory.learn(before, text[position - 1], candidate_ids)
+        memory.learn(before, text[position - 1], candidate_ids, view.cache_salt)

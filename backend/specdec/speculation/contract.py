@@ -86,6 +86,7 @@ INPUTS: tuple[Field, ...] = (
     Field("adaptive", "BOOL", _ONE),
     Field("drafter", "STRING", _ONE),
     Field("use_draft_logits", "BOOL", _ONE),
+    Field("cache_salt", "STRING", _ONE),  # what it leaves behind serves the same salt alone
     # What comes back, and how.
     Field("stream", "BOOL", _ONE),
     Field("streaming", "BOOL", _ONE),  # older spelling of stream

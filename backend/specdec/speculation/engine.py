@@ -120,10 +120,10 @@ class Engine:
                 sequence = self.scheduler.next_waiting()
             if sequence is None:
                 return
-            sequence.scheduled_ns = time.time_ns()
+            sequence.scheduled_ns, request = time.time_ns(), sequence.request
             try:
                 sequence.num_cached = sequence.num_reused = self._target.open(
-                    sequence.sequence_id, sequence.request.prompt_ids, sequence.request.sampling
+                    sequence.sequence_id, request.prompt_ids, request.sampling, request.cache_salt
                 )
             except DecoderFailed as error:
                 self._fail([sequence], error)

@@ -6,6 +6,7 @@ or of scheduling.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -139,6 +140,7 @@ def _parse_request(context: _Context, row: int, prompt_ids: tuple[int, ...]) -> 
         num_draft_tokens=_parse_num_draft_tokens(context, row),
         adaptive=reader.flag("adaptive") if "adaptive" in reader else None,
         drafter=_parse_drafter(context, row),
+        cache_salt=_parse_salt(reader.text("cache_salt", row)),
     )
 
 
@@ -161,6 +163,14 @@ def _parse_drafter(context: _Context, row: int) -> str | None:
         allowed = ", ".join(context.limits.drafters)
         raise InvalidRequest(f"drafter is {shown(name)}: allowed are {allowed}")
     return name or None
+
+
+def _parse_salt(text: str) -> int:
+    """62 bits, so that the memory of the drafters can mix them into its keys; 0: none."""
+    if not text:
+        return 0
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 2) or 1
 
 
 def _parse_options(reader: InputReader) -> ResponseOptions:

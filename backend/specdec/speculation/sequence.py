@@ -116,4 +116,5 @@ class Sequence:
             len(self.request.prompt_ids),
             self.request.sampling,
             self.carried,
+            self.request.cache_salt,
         )

@@ -47,6 +47,7 @@ def test_variants_differ_in_their_options_alone():
     under_test.request(Prompt("chat/2", "chat", "Bye"), Variant("n", {"drafter": "ngram"}))
     base = {"max_tokens": 6, "temperature": 0.7, "seed": seed_of(HELLO)}
     (text, default), (_, plain), (_, other) = client.requests
+    assert len({o.pop("cache_salt") for o in (default, plain, other)}) == 3
     assert text == "Hello"
     assert default == base
     assert plain == {**base, "num_draft_tokens": 0}
@@ -148,3 +149,23 @@ def test_the_fake_stream_ends_like_the_real_one():
         stream.close()
         assert list(stream) == []
     assert ended == [1]
+
+
+def test_variants_rounds_and_runs_have_their_own_salts():
+    """Or a variant that comes later would draft what an earlier one was told."""
+    client = FakeClient()
+    for run in (driver(client), driver(client)):
+        for variant in (PLAIN, DEFAULT):
+            for repeat in (0, 1):
+                run.request(HELLO, variant, repeat=repeat)
+                run.closed_loop([(HELLO, 0), (HELLO, 1)], variant, 1, turn=f"4/{repeat}")
+    salts = [options["cache_salt"] for _, options in client.requests]
+    assert len(set(salts)) == 2 * 2 * 2 * 2
+    loops = [salts[i : i + 2] for i in range(1, len(salts), 3)]
+    assert all(first == second for first, second in loops), "one loop is one server's day"
+
+
+def test_all_is_remembered_where_the_cache_is_kept():
+    client = FakeClient()
+    driver(client, clears_cache=False).request(HELLO, DEFAULT)
+    assert "cache_salt" not in client.requests[0][1]
