@@ -53,6 +53,15 @@ def test_the_cache_is_cleared_before_every_loop():
     assert len(fillers) == 4 * NUM_SLOTS
 
 
+def test_no_loop_remembers_another():
+    """A level's answers would be drafted from the level before."""
+    client = FakeClient()
+    plan = Plan(PROMPTS, VARIANTS, concurrency=(1, 2), rounds=2)
+    results, _ = measure(client, plan, clears_cache=True)
+    salts = [o["cache_salt"] for _, o in client.requests if "cache_salt" in o]
+    assert len(set(salts)) == len(results.levels) == 8
+
+
 def loop(variant, number, seconds, *, concurrency=2, ids=(0, 1)):
     answer = record("p", variant, ttft=seconds, gap=0.0, chunks=(1, 1), token_ids=ids)
     return Level(variant, concurrency, (answer,), round=number)
