@@ -55,6 +55,12 @@ def train(
     answers: Annotated[
         Path | None, typer.Option(help="Go on from the answers of an earlier training.")
     ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Train on the texts of this earlier --output too; repeatable.", show_default=False
+        ),
+    ] = None,
     start_from: Annotated[
         Path | None, typer.Option(help="Go on from the weights of an earlier training.")
     ] = None,
@@ -130,7 +136,7 @@ def train(
             read = Prompts.read(
                 prompts or [], source.tokenizer, max_tokens=max_prompt_tokens, starts=starts
             )
-            pipeline = Pipeline(source, target, read, output)
+            pipeline = Pipeline(source, target, read, output, also or ())
             _write(progress, pipeline, writing, answers)
             trainer = pipeline.trainer(draft, schedule, settings)
             _train(progress, trainer)

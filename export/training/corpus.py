@@ -81,6 +81,17 @@ class Corpus:
             raise InvalidArtifact(f"{directory} holds no answers: generate some first")
         return cls(texts, layers, hidden_size)
 
+    def joined(self, other: Corpus, path: Path) -> Corpus:
+        """The texts of both. Raises `InvalidArtifact`: `other`, which `path` names, has features of
+        other layers."""
+        mine, theirs = ((c.feature_layers, c.hidden_size) for c in (self, other))
+        if mine != theirs:
+            raise InvalidArtifact(
+                f"{path} holds {theirs[1]} numbers of layers {','.join(map(str, theirs[0]))}: "
+                f"expected {mine[1]} of {','.join(map(str, mine[0]))}"
+            )
+        return Corpus([*self.texts, *other.texts], self.feature_layers, self.hidden_size)
+
     def select(self, wanted: Callable[[Text], bool]) -> Corpus:
         """The texts that `wanted` says yes to."""
         return Corpus([t for t in self.texts if wanted(t)], self.feature_layers, self.hidden_size)

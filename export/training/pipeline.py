@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,17 @@ _SAMPLE = 64  # texts that scales are measured on
 class Pipeline:
     """Stages over one output folder; each can be called again and does what is left to do."""
 
-    def __init__(self, source: Source, target_dir: Path, prompts: Prompts, output: Path) -> None:
+    def __init__(
+        self,
+        source: Source,
+        target_dir: Path,
+        prompts: Prompts,
+        output: Path,
+        also: Sequence[Path] = (),
+    ) -> None:
+        """`also`: outputs of earlier trainings, whose texts are trained on too."""
         self._source, self._target_dir = source, target_dir
-        self._prompts, self._output = prompts, output
+        self._prompts, self._output, self._also = prompts, output, also
         self._artifact = Artifact.read(target_dir)
 
     def jobs_left(self, writing: Writing) -> list[Job]:
@@ -78,7 +86,7 @@ class Pipeline:
         """On the corpus as it is now, at the checkpoint where there is one."""
         weights = self._source.weights
         target = Target.read(self._source.config, weights)
-        train, _ = self._corpus().split(draft.held_out)
+        train, _ = self._all_texts().split(draft.held_out)
         config = head_config(
             draft.kind, self._artifact, layer=draft.layer, num_blocks=draft.num_blocks
         )
@@ -120,7 +128,7 @@ class Pipeline:
 
     def finish(self, trainer: Trainer, draft: Draft) -> Evaluation:
         """Evaluate on held-out prompts and write everything that is worth keeping."""
-        corpus = self._corpus()
+        corpus = self._all_texts()
         _, held = corpus.split(draft.held_out)
         found = evaluate(trainer.head, trainer.target, trainer.vocabulary, held)
         made = {
@@ -141,7 +149,7 @@ class Pipeline:
             standalone.write(self._output / HUGGING_FACE, trainer.head, self._source)
         result.write_evaluation(self._output, found)
         result.plot(self._output / result.PLOT, trainer.history, found)
-        answers_file.save(self._output / answers_file.FILE, corpus.texts, self._prompts)
+        answers_file.save(self._output / answers_file.FILE, self._corpus().texts, self._prompts)
         return found
 
     def _decoder(self, writing: Writing) -> Any:
@@ -163,6 +171,13 @@ class Pipeline:
 
     def _corpus(self) -> Corpus:
         return Corpus.read(self._output / CORPUS)
+
+    def _all_texts(self) -> Corpus:
+        corpus = self._corpus()
+        for directory in self._also:
+            path = directory / CORPUS
+            corpus = corpus.joined(Corpus.read(path), path)
+        return corpus
 
     def _written(self) -> Iterable[Answer]:
         return self._corpus().texts if (self._output / CORPUS).is_dir() else ()

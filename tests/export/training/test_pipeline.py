@@ -193,6 +193,16 @@ def test_the_command_trains_and_goes_on(tiny: Path, prompts_file: Path, tmp_path
     assert on.exit_code == 0, on.output
     assert "write answers" not in on.output
     assert torch.equal(load_file(tmp_path / "on" / result.WEIGHTS)["d2t"], tensors["d2t"])
+    options[options.index(str(tmp_path / "on"))] = str(tmp_path / "both")
+    both = CliRunner().invoke(app, [*options, "--also", str(tmp_path / "on")])
+    assert both.exit_code == 0, both.output
+    made = [
+        json.loads((tmp_path / n / result.CONFIG).read_text())["training"] for n in ("on", "both")
+    ]
+    assert made[1]["texts"] == 2 * made[0]["texts"]
+    assert made[1]["answer_tokens"] == 2 * made[0]["answer_tokens"]
+    kept = [np.load(tmp_path / n / answers.FILE)["number"].size for n in ("on", "both")]
+    assert kept[0] == kept[1], "the others' answers are in their own file"
 
 
 def test_bad_prompts_name_their_line(tmp_path: Path, source: HuggingFaceSource) -> None:
@@ -209,3 +219,6 @@ def test_a_corpus_of_other_layers_is_refused(tmp_path: Path) -> None:
     CorpusWriter(tmp_path, feature_layers=(1, 2), hidden_size=8)
     with pytest.raises(InvalidArtifact, match="another corpus"):
         CorpusWriter(tmp_path, feature_layers=(0, 2), hidden_size=8)
+    mine, theirs = Corpus([], (1, 2), 8), Corpus([], (0, 2), 8)
+    with pytest.raises(InvalidArtifact, match="there holds 8 numbers of layers 0,2: expected 8 of"):
+        mine.joined(theirs, Path("there"))
