@@ -62,8 +62,12 @@ def extends():
         tokens, trees(6),
     )  # fmt: skip
     return st.builds(
-        lambda call, n, wants: call._replace(num_candidates=n, wants_features=wants),
-        st.one_of(chain, chunk, tree), st.integers(0, 3), st.booleans(),
+        lambda call, n, wants, follows: call._replace(
+            num_candidates=n,
+            wants_features=wants,
+            follows_draws=follows and not call.num_draft_steps,
+        ),
+        st.one_of(chain, chunk, tree), st.integers(0, 3), st.booleans(), st.booleans(),
     )  # fmt: skip
 
 
@@ -112,6 +116,8 @@ def test_only_what_a_call_needs_crosses():
     link.remote.extend([Extend(1, 0, PROMPT, 1, wants_features=True)])
     assert set(link.sent) == PLAIN | {"wants_features"}
     assert link.wanted == (*wire.RESULTS["extend"], "features")
+    link.remote.extend([Extend(1, 0, PROMPT, 2, follows_draws=True)])
+    assert set(link.sent) == PLAIN | {"follows_draws"}
     link.remote.extend([Extend(1, 0, PROMPT, 1, 2, least_logprob=-0.5)])
     assert set(link.sent) == PLAIN | {"least_logprobs"}
     assert link.wanted == (*wire.RESULTS["extend"], "num_drafted")

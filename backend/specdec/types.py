@@ -198,10 +198,18 @@ class Extend(NamedTuple):
     num_candidates: int = 0  # likeliest tokens wanted after each of the `num_outputs`
     wants_features: bool = False  # hidden states of `token_ids`, for a trained head
     least_logprob: float = float("-inf")  # nothing is drawn behind a less likely draft
+    follows_draws: bool = False  # behind a token other than the one drawn there nothing is drawn
+
+
+NOT_DRAWN = -1
 
 
 class Extended(NamedTuple):
-    """Sampled tokens for one `Extend`: [num_outputs + the draft steps taken] each."""
+    """Sampled tokens for one `Extend`: [num_outputs + the draft steps taken] each.
+
+    Where nothing was drawn, for that row does not follow the draws, the token and its candidates
+    are `NOT_DRAWN`.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

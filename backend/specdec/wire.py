@@ -16,6 +16,7 @@ extend     sequence_ids, starts, num_tokens,          output_ids [R], output_log
            if any is wanted: num_candidates [B]       candidate_ids [C]
            if any wants some: wants_features [B]      features [M * feature_size]
            if any has one: least_logprobs [B]         num_drafted [B], the draft steps taken
+           if any does: follows_draws [B]
 close      sequence_ids, starts [B] (committed        num_cached [1], 0
            lengths)
 draft      of a head, in place of extend: see wire_head.py
@@ -67,6 +68,7 @@ INPUTS: Mapping[str, Any] = {
     "num_candidates": np.int32,
     "wants_features": np.int32,
     "least_logprobs": np.float64,
+    "follows_draws": np.int32,
     "sampling": np.object_,
     "cache_salt": np.int64,
     **wire_head.INPUTS,
@@ -136,6 +138,8 @@ def _optional(calls: Sequence[Extend]) -> Arrays:
         arrays["wants_features"] = _ints([c.wants_features for c in calls])
     if any(c.least_logprob != -math.inf for c in calls):
         arrays["least_logprobs"] = np.asarray([c.least_logprob for c in calls], np.float64)
+    if any(c.follows_draws for c in calls):
+        arrays["follows_draws"] = _ints([c.follows_draws for c in calls])
     return arrays
 
 
@@ -273,6 +277,7 @@ def _serve_extend(decoder: Decoder, arrays: Arrays) -> Arrays:
         given.get("num_candidates", zeros),
         map(bool, given.get("wants_features", zeros)),
         given.get("least_logprobs", [-math.inf] * len(zeros)),
+        map(bool, given.get("follows_draws", zeros)),
     )
     result = decoder.extend([Extend(*fields) for fields in zip(*columns, strict=True)])
     outputs = {

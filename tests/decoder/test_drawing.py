@@ -7,7 +7,7 @@ import pytest
 
 from specdec.decoder.drawing import Wanted, draw_all
 from specdec.decoder.runtimes import Draw, Place
-from specdec.types import SamplingParams
+from specdec.types import NOT_DRAWN, SamplingParams
 
 PLAIN = SamplingParams(temperature=1.0, seed=3)
 EDITED = SamplingParams(temperature=1.0, seed=3, bad_words=((1,),))
@@ -66,3 +66,18 @@ def test_nothing_is_asked_for_nothing(some):
         len(each.histories) for each in some
     ]
     assert runtime.asked == []
+
+
+@pytest.mark.parametrize("draws", [True, False])
+@pytest.mark.parametrize("sampling", [PLAIN, EDITED])
+def test_draws_that_no_draw_leads_to_are_left_out(draws, sampling):
+    """Wherever they are made. Row 1 follows row 0's draw, row 2 another token, row 3 row 2."""
+    rows = slice(0, 5)
+    whole = draw_all(Runtime(draws=draws), LOGITS, [wanted(rows, sampling)], 8)[0]
+    drawn = [draw.token_id for draw in whole]
+    links = ((0, drawn[0]), (0, drawn[0] + 1), (2, drawn[2]), (1, drawn[1]))
+    found = draw_all(
+        Runtime(draws=draws), LOGITS, [wanted(rows, sampling)._replace(links=links)], 8
+    )[0]
+    nothing = Draw(NOT_DRAWN, 0.0)
+    assert found == [whole[0], whole[1], nothing, nothing, whole[4]]

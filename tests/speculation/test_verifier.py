@@ -6,7 +6,7 @@ from specdec.errors import DecoderFailed
 from specdec.speculation.sequence import Sequence
 from specdec.speculation.verifier import Work, verify
 from specdec.types import Proposal, Request
-from support.engine import make_drafter
+from support.engine import Harness, make_drafter
 from support.fakes import ScriptedDecoder
 
 
@@ -85,3 +85,12 @@ def test_no_candidates_while_the_drafter_rests():
 def test_a_failed_pass_is_the_callers():
     with pytest.raises(DecoderFailed, match="scripted"):
         verify(ScriptedDecoder(fail_at=[0]), [Work(sequence_of([1]), [1])])
+
+
+def test_a_pass_with_drafts_draws_only_where_draws_lead():
+    """The others cost a fifth of a row each, and nobody would look at them."""
+    harness = Harness()
+    harness.submit([5, 6], drafter=make_drafter("scripted"), num_draft_tokens=3)
+    harness.run()
+    calls = [call for step in harness.target.calls for call in step]
+    assert {c.follows_draws for c in calls if c.num_outputs > 1} == {True}

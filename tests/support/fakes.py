@@ -10,6 +10,7 @@ import numpy as np
 from specdec.drafters.base import Drafter, ProposeResult
 from specdec.errors import DecoderFailed, SpecdecError
 from specdec.types import (
+    NOT_DRAWN,
     Chunk,
     DecoderInfo,
     Extend,
@@ -129,12 +130,26 @@ class ScriptedDecoder:
             cache.append(sampled[-1])
             sampled.append(self.next_token(cache))
         assert len(cache) <= self.info.max_sequence_length
+        if call.follows_draws:
+            assert not call.num_draft_steps
+            self._leave_out(call, sampled, candidates)
         return Extended(
             tuple(sampled),
-            tuple(-float(t) for t in sampled),
+            tuple(0.0 if t == NOT_DRAWN else -float(t) for t in sampled),
             tuple(candidates) if call.num_candidates else (),
             np.stack([features_after(text) for text in given]) if call.wants_features else None,
         )
+
+    def _leave_out(
+        self, call: Extend, sampled: list[int], candidates: list[tuple[int, ...]]
+    ) -> None:
+        """What no draw leads to."""
+        drafts = call.token_ids[len(call.token_ids) - call.num_outputs + 1 :]
+        for i, token_id in enumerate(drafts):
+            parent = call.parents[i] if call.parents else i - 1
+            if sampled[parent + 1] != token_id:
+                sampled[i + 1] = NOT_DRAWN
+                candidates[i + 1] = (NOT_DRAWN,) * call.num_candidates
 
     def _tree(self, call: Extend, root: int) -> list[list[int]]:
         """The text that each row sees, the root's first; the trunk stays in the cache."""

@@ -27,10 +27,17 @@ from specdec.decoder.drawing import Wanted, draw_all
 from specdec.decoder.outputs import Outputs
 from specdec.decoder.probe import probe
 from specdec.decoder.refusals import Limits, refuse_calls, refuse_ids
-from specdec.decoder.runtimes import Features, Logits, Runtime, load_runtime
+from specdec.decoder.runtimes import Draw, Features, Logits, Runtime, load_runtime
 from specdec.errors import DecoderFailed
 from specdec.sampling import likeliest
-from specdec.types import DecoderInfo, Extend, ExtendResult, PassCost, SamplingParams
+from specdec.types import (
+    NOT_DRAWN,
+    DecoderInfo,
+    Extend,
+    ExtendResult,
+    PassCost,
+    SamplingParams,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -169,8 +176,10 @@ class CachedDecoder:
                 tree.histories(share, sequence.slot.tokens),
                 sequence.sampling,
                 sequence.num_prompt_tokens,
+                # What a pass was too narrow for is drawn whole.
+                output.links if share.num_outputs == output.num_outputs else (),
             )
-            for end, (share, sequence, _) in zip(ends, group, strict=True)
+            for end, (share, sequence, output) in zip(ends, group, strict=True)
         ]
         drawn = draw_all(self._runtime, logits, wanted, num_tokens)
         flat_row = 0
@@ -178,7 +187,7 @@ class CachedDecoder:
             output.token_ids += [draw.token_id for draw in draws]
             output.logprobs += [draw.logprob for draw in draws]
             if share.num_outputs:
-                self._add_candidates(logits, each.rows, output)
+                self._add_candidates(logits, each.rows, draws, output)
             begin, flat_row = flat_row, flat_row + len(share.token_ids)
             if output.wants_features and features is not None:
                 output.add_features(features[begin:flat_row])
@@ -199,15 +208,22 @@ class CachedDecoder:
             return self._runtime.forward_with_features(built)
         return self._runtime.forward(built), None
 
-    def _add_candidates(self, logits: Logits, rows: slice, output: Outputs) -> None:
-        """Note the likeliest ids of `rows`, which are finite: they were sampled."""
+    def _add_candidates(
+        self, logits: Logits, rows: slice, draws: Seq[Draw], output: Outputs
+    ) -> None:
+        """Note the likeliest ids of those `rows` that were drawn from, and so are finite."""
         count, num_tokens = output.num_candidates, self.info.vocab_size
         if not count:
             return
         found = self._runtime.likeliest(logits, rows, num_tokens, count)
-        if found is None:
-            found = [likeliest(row[:num_tokens], count).tolist() for row in logits[rows]]
-        output.candidate_ids += map(tuple, found)
+        for number, draw in enumerate(draws):
+            if draw.token_id == NOT_DRAWN:
+                ids = [NOT_DRAWN] * count
+            elif found is None:
+                ids = likeliest(logits[rows.start + number][:num_tokens], count).tolist()
+            else:
+                ids = found[number]
+            output.candidate_ids.append(tuple(ids))
 
 
 def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:

@@ -13,9 +13,11 @@ import numpy as np
 
 from specdec.decoder.runtimes import Draw, Logits, Place, Runtime
 from specdec.sampling import leaves_logits, sample
-from specdec.types import SamplingParams
+from specdec.types import NOT_DRAWN, SamplingParams
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+_NO_DRAW = Draw(NOT_DRAWN, 0.0)
 
 
 class Wanted(NamedTuple):
@@ -25,6 +27,16 @@ class Wanted(NamedTuple):
     histories: Seq[Ints]  # the tokens before each draw, prompt first: [position]
     sampling: SamplingParams
     num_prompt_tokens: int
+    # Of each draw but the first: which one its row follows if that drew this token. It is left
+    # out if not. Empty: all are made.
+    links: Seq[tuple[int, int]] = ()
+
+    def is_reached(self, number: int, draws: Seq[Draw]) -> bool:
+        """Whether draw `number` is made, after those before it."""
+        if not number or not self.links:
+            return True
+        row, token_id = self.links[number - 1]
+        return draws[row].token_id == token_id
 
 
 def draw_all(
@@ -46,24 +58,34 @@ def draw_all(
         return [_draw_here(logits, each, num_tokens) for each in wanted]
     drawn = iter(there)
     return [
-        list(islice(drawn, len(each.histories)))
+        _reached(each, list(islice(drawn, len(each.histories))))
         if leaves_logits(each.sampling)
         else _draw_here(logits, each, num_tokens)
         for each in wanted
     ]
 
 
+def _reached(wanted: Wanted, drawn: Seq[Draw]) -> list[Draw]:
+    draws: list[Draw] = []
+    for number, draw in enumerate(drawn):
+        draws.append(draw if wanted.is_reached(number, draws) else _NO_DRAW)
+    return draws
+
+
 def _draw_here(logits: Logits, wanted: Wanted, num_tokens: int) -> list[Draw]:
-    return [
-        Draw(
-            *sample(
-                row,
-                wanted.sampling,
-                history=history,
-                num_prompt_tokens=wanted.num_prompt_tokens,
-                position=len(history),
-                vocab_limit=num_tokens,
-            )
+    draws: list[Draw] = []
+    rows = zip(logits[wanted.rows], wanted.histories, strict=True)
+    for number, (row, history) in enumerate(rows):
+        if not wanted.is_reached(number, draws):
+            draws.append(_NO_DRAW)
+            continue
+        token_id, logprob = sample(
+            row,
+            wanted.sampling,
+            history=history,
+            num_prompt_tokens=wanted.num_prompt_tokens,
+            position=len(history),
+            vocab_limit=num_tokens,
         )
-        for row, history in zip(logits[wanted.rows], wanted.histories, strict=True)
-    ]
+        draws.append(Draw(token_id, logprob))
+    return draws

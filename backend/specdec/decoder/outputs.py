@@ -27,6 +27,7 @@ class Outputs:
     num_outputs: int = 0
     num_draft_steps: int = 0
     least_logprob: float = -math.inf
+    links: tuple[tuple[int, int], ...] = ()  # see `Wanted`
 
     @classmethod
     def of(cls, call: Extend) -> Outputs:
@@ -36,6 +37,7 @@ class Outputs:
             num_outputs=call.num_outputs,
             num_draft_steps=call.num_draft_steps,
             least_logprob=call.least_logprob,
+            links=_links(call) if call.follows_draws else (),
         )
 
     def end_of_given(self) -> None:
@@ -65,3 +67,10 @@ class Outputs:
             tuple(self.candidate_ids),
             np.concatenate(self.features) if self.features else None,
         )
+
+
+def _links(call: Extend) -> tuple[tuple[int, int], ...]:
+    num_drafts = call.num_outputs - 1
+    parents = call.parents or range(-1, num_drafts - 1)
+    rows = (1 + parent for parent in parents)  # the first one stands before the drafts
+    return tuple(zip(rows, call.token_ids[len(call.token_ids) - num_drafts :], strict=True))

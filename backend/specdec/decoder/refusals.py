@@ -61,6 +61,8 @@ def _refuse_counts(name: str, call: Extend) -> None:
         raise DecoderFailed(f"{name}: {call.num_outputs} outputs of {num_tokens} tokens")
     if steps < 0 or (steps and not call.num_outputs):
         raise DecoderFailed(f"{name}: {steps} draft steps after {call.num_outputs} outputs")
+    if steps and call.follows_draws:
+        raise DecoderFailed(f"{name}: draft steps cannot follow a token that may not be drawn")
     if not call.least_logprob <= 0.0:  # NaN neither
         raise DecoderFailed(f"{name}: least_logprob {call.least_logprob}: allowed are -inf to 0")
 

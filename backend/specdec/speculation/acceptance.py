@@ -57,7 +57,8 @@ def accept(proposal: Proposal, sampled_ids: Seq[int]) -> Accepted:
     Args:
         proposal: laid out, trunk first.
         sampled_ids: [num_draft_tokens + 1], the target's draw after the last committed token and
-            after each draft token; a draw means something only where its row's path holds.
+            after each draft token; it means something, and may be there, only where its row's
+            path holds.
 
     Returns:
         num_accepted, so that sampled_ids[: num_accepted + 1] are the tokens to emit: the accepted

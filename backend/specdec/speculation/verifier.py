@@ -36,6 +36,7 @@ class Work(NamedTuple):
             parents=proposal.parents,
             num_candidates=drafter.num_candidates if drafter and wants_candidates else 0,
             wants_features=drafter is not None and drafter.needs_features,
+            follows_draws=len(proposal.token_ids) > 0,
         )
 
 
