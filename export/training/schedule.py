@@ -31,7 +31,7 @@ class Schedule:
         if self.num_steps is not None:
             return min(step / self.num_steps, 1.0)
         assert self.minutes is not None
-        return min(seconds / (60 * self.minutes), 1.0)
+        return min(seconds / (60 * self.minutes), 1.0) if self.minutes else 1.0
 
     def rate(self, progress: float) -> float:
         """Learning rate: a linear rise, then half a cosine."""

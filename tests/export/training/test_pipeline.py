@@ -194,11 +194,14 @@ def test_the_command_trains_and_goes_on(tiny: Path, prompts_file: Path, tmp_path
     assert "write answers" not in on.output
     assert torch.equal(load_file(tmp_path / "on" / result.WEIGHTS)["d2t"], tensors["d2t"])
     options[options.index(str(tmp_path / "on"))] = str(tmp_path / "both")
+    i = options.index("--steps")
+    options[i : i + 2] = ["--minutes", "0"]
     both = CliRunner().invoke(app, [*options, "--also", str(tmp_path / "on")])
     assert both.exit_code == 0, both.output
     made = [
         json.loads((tmp_path / n / result.CONFIG).read_text())["training"] for n in ("on", "both")
     ]
+    assert made[1]["steps"] == 0
     assert made[1]["texts"] == 2 * made[0]["texts"]
     assert made[1]["answer_tokens"] == 2 * made[0]["answer_tokens"]
     kept = [np.load(tmp_path / n / answers.FILE)["number"].size for n in ("on", "both")]
