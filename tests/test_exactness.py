@@ -295,10 +295,11 @@ def carries(monkeypatch):
             found.append((list(emitted), list(accepted.carry)))
         return accepted
 
-    def turned(self, before, last, candidate_ids):
+    def turned(self, before, last, candidate_ids, salt=0):
         first, second, third = candidate_ids
         is_turned = (before + last) % 2
-        learn(self, before, last, [second, first, third] if is_turned else candidate_ids)
+        ids = [second, first, third] if is_turned else candidate_ids
+        learn(self, before, last, ids, salt)
 
     monkeypatch.setattr(verifier, "accept", watched)
     monkeypatch.setattr(Memory, "learn", turned)
