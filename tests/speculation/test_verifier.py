@@ -88,7 +88,7 @@ def test_a_failed_pass_is_the_callers():
 
 
 def test_a_pass_with_drafts_draws_only_where_draws_lead():
-    """The others cost a fifth of a row each, and nobody would look at them."""
+    """The others cost time, and nobody would look at them."""
     harness = Harness()
     harness.submit([5, 6], drafter=make_drafter("scripted"), num_draft_tokens=3)
     harness.run()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec.types import Extend, Extended
+from specdec.types import Extend, Extended, Proposal
 
 Array = np.ndarray[Any, Any]
 
@@ -70,7 +70,7 @@ class Outputs:
 
 
 def _links(call: Extend) -> tuple[tuple[int, int], ...]:
-    num_drafts = call.num_outputs - 1
-    parents = call.parents or range(-1, num_drafts - 1)
+    draft_ids = tuple(call.token_ids[len(call.token_ids) - call.num_outputs + 1 :])
+    parents = Proposal(draft_ids, parents=tuple(call.parents)).links
     rows = (1 + parent for parent in parents)  # the first one stands before the drafts
-    return tuple(zip(rows, call.token_ids[len(call.token_ids) - num_drafts :], strict=True))
+    return tuple(zip(rows, draft_ids, strict=True))
