@@ -88,7 +88,10 @@ def train(
         typer.Option(min=1, help="Layers that are trained.", show_default="draft: 4, others: 1"),
     ] = None,
     unroll: Annotated[
-        int, typer.Option(min=1, max=8, help="Steps of a draft in the second part.")
+        int,
+        typer.Option(
+            min=1, max=8, help="Steps of a draft in the second part; of --start-from, in all."
+        ),
     ] = 3,
     vocabulary: Annotated[int, typer.Option(min=16, help="Ids a draft can always propose.")] = 4096,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 5e-4,
@@ -115,11 +118,13 @@ def train(
         threads=threads,
     )
     draft = Draft(kind, layer, blocks, vocabulary, start, start_from)
+    # Trained weights would first forget, by single steps, to go on from their own states.
+    single_until = 0.45 if kind is Kind.eagle and start_from is None else 0.0
     schedule = Schedule(
         num_steps=steps,
         minutes=None if steps else minutes if minutes is not None else 60.0,
         learning_rate=learning_rate,
-        unrolled=((0.0, 1), (0.45, unroll)) if kind is Kind.eagle else ((0.0, 1),),
+        unrolled=((0.0, 1), (single_until, unroll if kind is Kind.eagle else 1)),
     )
     output = output or Path("trained") / kind.value
     try:

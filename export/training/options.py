@@ -47,7 +47,7 @@ class Draft:
     num_blocks: int | None = None
     vocabulary_size: int = 4096
     start: Start = Start.random
-    start_from: Path | None = None  # a trained folder: its weights and vocabulary
+    start_from: Path | None = None  # a trained folder: its weights
     held_out: float = 0.03
 
 

@@ -91,11 +91,11 @@ class Pipeline:
             draft.kind, self._artifact, layer=draft.layer, num_blocks=draft.num_blocks
         )
         head = Head(config, shape_of(target))
+        vocabulary = self.vocabulary(draft, train)  # no weight belongs to an id of it
         if draft.start_from is None:
-            vocabulary = self.vocabulary(draft, train)
             initialise(head, target, weights, sample(train), draft.start, seed=settings.seed)
         else:
-            vocabulary = result.read_head(draft.start_from, head)
+            result.read_head(draft.start_from, head)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
             settings = replace(settings, num_threads=1)  # one card, one stream

@@ -16,10 +16,12 @@ from specdec.client.cli import app
 from specdec.errors import InvalidArtifact, InvalidRequest
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import answers, result
+from specdec.export.training.checkpoint import Checkpoint
 from specdec.export.training.corpus import Corpus, CorpusWriter
 from specdec.export.training.options import Writing
-from specdec.export.training.pipeline import Pipeline
+from specdec.export.training.pipeline import CHECKPOINT, Pipeline
 from specdec.export.training.prompts import Prompts
+from specdec.export.training.schedule import Schedule
 from specdec.export.training.vocabulary import DraftVocabulary
 
 PROMPTS = ("the quick brown fox", "def add(a, b):", "talk about the weather", "the lazy dog and")
@@ -189,10 +191,16 @@ def test_the_command_trains_and_goes_on(tiny: Path, prompts_file: Path, tmp_path
     assert "another schedule" in other.output
     options[options.index(str(output))] = str(tmp_path / "on")
     options += ["--start-from", str(output), "--answers", str(output / answers.FILE)]
+    options[options.index("64")] = "48"
     on = CliRunner().invoke(app, options)  # other folders: the answers are read, not written again
     assert on.exit_code == 0, on.output
     assert "write answers" not in on.output
-    assert torch.equal(load_file(tmp_path / "on" / result.WEIGHTS)["d2t"], tensors["d2t"])
+    gone_on = load_file(tmp_path / "on" / result.WEIGHTS)
+    assert len(gone_on["d2t"]) == 48, "no weight belongs to an id: they are chosen anew"
+    schedules = [
+        Checkpoint.read(tmp_path / n / CHECKPOINT).settings["schedule"] for n in ("out", "on")
+    ]
+    assert [Schedule(**s).steps_unrolled(0.0) for s in schedules] == [1, 3]
     options[options.index(str(tmp_path / "on"))] = str(tmp_path / "both")
     i = options.index("--steps")
     options[i : i + 2] = ["--minutes", "0"]
