@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from specdec.export.quantize import (
     Precision,
     block_sums,
     pack,
+    pack_columns,
     pack_with_offsets,
 )
 
@@ -31,6 +32,23 @@ class Form(Protocol):
     def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
         """Add x [N, in] times weight float32 [out, in] transposed; returns its name."""
         ...
+
+
+class HeadForm:
+    """For a head on ONNX Runtime: int8 by the operator that takes several rows for little more than
+    one. Its scales of activations are shared by all rows of a pass, so a row's numbers depend on
+    the others: a draft may, its target must not."""
+
+    precision = "int8"
+    dtype = np.float32
+    cache_length = None
+    domains: ClassVar[Mapping[str, int]] = {"com.microsoft": 1}
+
+    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
+        """See `Form`."""
+        matrix = pack_columns(weight.T)
+        parts = [graph.constant(f"{name}.{part}", a) for part, a in matrix.items()]
+        return graph.op("DynamicQuantizeMatMul", x, *parts, out=out, domain="com.microsoft")
 
 
 class OnnxForm:
@@ -75,3 +93,8 @@ class OnnxForm:
         offsets = graph.constant(f"{name}.offsets", matrix.offsets)
         main = self._packed_product(graph, x, name, matrix.packed, None)
         return graph.op("Add", main, graph.op("MatMul", self._sums[x], offsets), out=out)
+
+
+def head_form(precision: Precision) -> Form:
+    """What a head is written down in."""
+    return HeadForm() if precision is Precision.int8 else OnnxForm(precision)

@@ -21,9 +21,8 @@ from specdec.export.exporter import (
     up_to_date,
     write_config,
 )
-from specdec.export.forms import OnnxForm
-from specdec.export.graph import VERSION
-from specdec.export.head_graph import HeadArchitecture, HeadWriter
+from specdec.export.forms import head_form
+from specdec.export.head_graph import VERSION, HeadArchitecture, HeadWriter
 from specdec.export.head_source import TargetTables, TrainedHead, identity
 from specdec.export.quantize import Precision
 from specdec.export.shipped import head_label
@@ -104,7 +103,7 @@ def _write_graph(
     task = progress.add_task(f"write {precision.value}", total=None)
     graph = HeadWriter(
         directory,
-        form=OnnxForm(precision),
+        form=head_form(precision),
         feature_size=head.feature_size,
         hidden_size=head.shape.hidden_size,
     )

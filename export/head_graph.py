@@ -4,10 +4,13 @@
     hidden   [Q] --------------------------------------+--Gather(source)--> rows [N]
     rows, unit rows of the embedding --block(s)--> hidden_out [N]
     hidden_out --Gather(output_rows), norm, projection--> z [R]
-    logits = z times the static rows of the LM head | z times the rows of extra_ids
+    logits = z times the static rows of the LM head | z times the rows of extra_ids, where allowed
+    logits --LogSoftmax, TopK(width)--> best_columns, best_logprobs [R]
 
-A row reads features the target gave, or goes on with a hidden state of the head's own. Attention,
-cache and rotary positions are those of a decoder's layer; see graph.py for the other inputs.
+What is likeliest is found here: in thousands of columns of every row it would cost the caller as
+much time as the pass itself. A row reads features the target gave, or goes on with a hidden state
+of the head's own. Attention, cache and rotary positions are those of a decoder's layer; see
+graph.py for the other inputs.
 """
 
 from __future__ import annotations
@@ -24,15 +27,23 @@ from specdec.export.graph import GraphWriter, Port
 from specdec.export.head_source import TargetTables, TrainedHead
 from specdec.export.weights import Array, LoadedWeights, Weights
 
+VERSION = 3  # raise it when the same head would give another graph
+
 # Beside those of a decoder. P rows with features, Q hidden states, F features of H numbers each,
-# C static columns, M extra ones.
+# C static columns, M extra ones, K the likeliest.
 INPUTS: dict[str, Port] = {
     "features": Port("float16", ("P", "FH"), "of the target, the head's layers side by side"),
     "hidden": Port("float32", ("Q", "H"), "hidden_out of earlier rows"),
     "source": Port("int64", ("N",), "what each row reads: 0 ... P - 1 features, then hidden"),
     "extra_ids": Port("int64", ("M",), "target ids to score beside the static ones"),
+    "allowed": Port("bool", ("R", "M"), "which of those are the row's to propose"),
+    "width": Port("int64", (1,), "K"),
 }
-HIDDEN_OUT = Port("float32", ("N", "H"), "what rows that follow these go on with")
+OUTPUTS: dict[str, Port] = {
+    "hidden_out": Port("float32", ("N", "H"), "what rows that follow these go on with"),
+    "best_columns": Port("int64", ("R", "K"), "of the logits, the likeliest first"),
+    "best_logprobs": Port("float32", ("R", "K"), "theirs; -inf: it was not allowed"),
+}
 
 
 class HeadWriter(GraphWriter):
@@ -47,7 +58,8 @@ class HeadWriter(GraphWriter):
         super().declare(num_layers, num_key_value_heads, head_size)
         for name, port in INPUTS.items():
             self._inputs.append(self._value_info(name, port, self._sizes))
-        self._outputs.insert(0, self._value_info("hidden_out", HIDDEN_OUT, self._sizes))
+        outputs = [self._value_info(name, port, self._sizes) for name, port in OUTPUTS.items()]
+        self._outputs[:0] = outputs
 
 
 class HeadArchitecture(Architecture):
@@ -89,7 +101,10 @@ class HeadArchitecture(Architecture):
         square = (self.hidden_size, self.hidden_size)
         z = self.linear(graph, weights, x, "model.projection", square)
         static = graph.linear(z, "lm_head", self._tables.head[self._head.static_ids])
-        graph.op("Concat", static, self._score_extra(graph, z), out="logits", axis=-1)
+        logits = graph.op("Concat", static, self._score_extra(graph, z), out="logits", axis=-1)
+        logprobs = graph.op("LogSoftmax", logits, axis=-1)
+        best = ["best_logprobs", "best_columns"]
+        graph.ops("TopK", logprobs, "width", outputs=best, axis=-1, largest=1, sorted=1)
         weights.refuse_unread()
 
     def write_layer(self, graph: GraphWriter, weights: Weights, x: str, layer: int) -> str:
@@ -126,11 +141,13 @@ class HeadArchitecture(Architecture):
         return self._unit(graph, self._widen(graph, graph.op("Gather", table, "input_ids")))
 
     def _score_extra(self, graph: GraphWriter, z: str) -> str:
-        """z [R, hidden] times the LM head's rows of `extra_ids`: [R, M]."""
+        """z [R, hidden] times the LM head's rows of `extra_ids`, where allowed: [R, M]."""
         tables = self._tables
         name = "embedding" if tables.is_tied else "lm_head.table"
         rows = graph.op("Gather", graph.constant(name, _narrow(tables.head)), "extra_ids")
-        return graph.op("MatMul", z, graph.op("Transpose", self._widen(graph, rows), perm=[1, 0]))
+        columns = graph.op("Transpose", self._widen(graph, rows), perm=[1, 0])
+        never = graph.constant("never", np.array(-np.inf, np.float32))
+        return graph.op("Where", "allowed", graph.op("MatMul", z, columns), never)
 
     def _unit(self, graph: GraphWriter, x: str) -> str:
         """x / rms(x) over the last axis, of size `hidden_size`."""

@@ -79,6 +79,21 @@ def block_sums(rows: int) -> Array:
     return np.repeat(np.eye(rows // BLOCK_SIZE, dtype=np.float32), BLOCK_SIZE, axis=0)
 
 
+def pack_columns(matrix: Array) -> dict[str, Array]:
+    """Pack matrix float32 [K, N] to int8 [K, N], symmetric, with a scale per column.
+
+    Processors with AVX2 alone add pairs of products in 16 bits, which saturate where two neighbours
+    are near their column's largest weight: one pair in 100,000 of normal weights. For a draft that
+    is nothing; seven bits, which cannot, cost a head .015 of its acceptance.
+
+    Returns the operator's inputs in its order: weights, scales float32 [N], zero points int8 [N].
+    """
+    largest = np.abs(matrix).max(axis=0)
+    scales = np.where(largest > 0, largest / 127, 1.0).astype(np.float32)
+    weights = np.rint(matrix / scales).astype(np.int8)
+    return {"weight": weights, "scales": scales, "zero_points": np.zeros(len(scales), np.int8)}
+
+
 def pack(matrix: Array, bits: int) -> PackedMatrix:
     """Pack matrix float32 [K, N] (inputs by outputs) to `bits` (4 or 8) per weight.
 

@@ -176,18 +176,6 @@ def test_only_static_ids_and_those_of_the_text(head_dir: Path):
     (found,) = draft(decoder, call(max_tokens=64, width=64))
     own = set(found.token_ids) - set(STATIC_IDS)
     assert own <= {*PROMPT, *ids}
-    everything = sum(math.exp(logprob) for logprob in _all_logprobs(decoder, call()).values())
-    assert math.isclose(everything, 1.0, rel_tol=1e-5)
-
-
-def _all_logprobs(decoder: HeadDecoder, one: HeadCall) -> dict[int, float]:
-    """Through the columns themselves: a call gives 64 at most."""
-    from specdec.decoder.head_vocabulary import columns
-
-    shared = columns(decoder._runtime.static_ids, [decoder._sequences[1].own_ids])
-    logits = np.random.default_rng(0).standard_normal((1, len(shared.ids))).astype(np.float32)
-    ((ids, logprobs),) = shared.best(logits, 0, len(shared.ids))
-    return dict(zip(ids, logprobs, strict=True))
 
 
 def test_the_cache_after_a_call_is_that_of_committed_rows(head_dir: Path):

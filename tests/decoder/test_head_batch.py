@@ -27,6 +27,8 @@ def built(shares=SHARES, max_position=100):
         feature_size=2,
         hidden_size=3,
         extra_ids=np.array([4]),
+        allowed=np.ones((3, 1), np.bool_),
+        width=4,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from specdec.decoder import head_vocabulary
 from specdec.decoder.head_vocabulary import OwnIds, columns
@@ -29,24 +28,24 @@ def test_columns_of_two_sequences():
     shared = columns(STATIC, [own(7, 3), own(3, 12)])
     assert shared.ids.tolist() == [2, 5, 9, 3, 7, 12]
     assert shared.extra_ids.tolist() == [3, 7, 12]
-    assert [mask.tolist() for mask in shared.is_own] == [[True, True, False], [True, False, True]]
+    assert shared.is_own.tolist() == [[True, True, False], [True, False, True]]
 
 
-def test_a_sequence_never_gets_another_s_ids():
+def test_the_rows_of_a_sequence_may_have_its_own_ids():
     shared = columns(STATIC, [own(7), own(12)])
-    logits = np.array([[0.0, 1.0, 2.0, 3.0, 9.0]], np.float32)
-    ((ids, logprobs),) = shared.best(logits, 0, 10)
-    assert ids == [7, 9, 5, 2]
-    assert np.exp(logprobs).sum() == pytest.approx(1.0)
-    expected = np.array([3.0, 2.0, 1.0, 0.0])
-    np.testing.assert_allclose(logprobs, expected - np.log(np.exp(expected).sum()), rtol=1e-6)
+    allowed = shared.allowed([1, 0], [2, 1])
+    assert allowed.tolist() == [[False, True], [False, True], [True, False]]
+    assert shared.allowed([0], [0]).shape == (0, 2)
 
 
-def test_only_as_many_as_wanted_of_every_row():
-    shared = columns(STATIC, [own(7)])
-    logits = np.array([[3.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 5.0]], np.float32)
-    found = shared.best(logits, 0, 2)
-    assert [ids for ids, _ in found] == [[2, 9], [7, 2]]
+def test_what_a_row_may_not_propose_is_left_out():
+    shared = columns(STATIC, [own(7), own(12)])
+    best_columns = np.array([[3, 2, 4], [4, 0, 1]])
+    logprobs = np.array([[-0.5, -1.5, -np.inf], [-0.25, -2.0, -3.0]], np.float32)
+    assert shared.best(best_columns, logprobs) == [
+        ([7, 9], [-0.5, -1.5]),
+        ([12, 2, 5], [-0.25, -2.0, -3.0]),
+    ]
 
 
 def test_the_latest_stay_when_there_are_too_many(monkeypatch):
@@ -58,5 +57,5 @@ def test_the_latest_stay_when_there_are_too_many(monkeypatch):
 def test_no_own_ids_leave_the_static_ones():
     shared = columns(STATIC, [own()])
     assert shared.ids.tolist() == STATIC.tolist()
-    ((ids, _),) = shared.best(np.array([[1.0, 3.0, 2.0]], np.float32), 0, 3)
-    assert ids == [5, 9, 2]
+    assert shared.allowed([0], [3]).shape == (3, 0)
+    assert shared.best(np.array([[1, 2]]), np.zeros((1, 2), np.float32))[0][0] == [5, 9]

@@ -15,7 +15,7 @@ import torch
 from specdec.artifact import GRAPH
 from specdec.errors import UnsupportedModel
 from specdec.export import head_graph
-from specdec.export.forms import OnnxForm
+from specdec.export.forms import head_form
 from specdec.export.graph import INPUTS
 from specdec.export.head_graph import HeadArchitecture, HeadWriter
 from specdec.export.head_source import TargetTables, TrainedHead
@@ -46,7 +46,7 @@ def build(directory: Path, precision: str = "fp32", num_blocks: int = 1, **tiny:
     trained = TrainedHead.read(write_head(directory / "trained", head))
     graph = HeadWriter(
         directory,
-        form=OnnxForm(Precision(precision)),
+        form=head_form(Precision(precision)),
         feature_size=trained.feature_size,
         hidden_size=HIDDEN,
     )
@@ -106,6 +106,8 @@ class Runner:
         sees: list[list[int]] | None = None,
         positions: list[int] | None = None,
         extra: list[int] = EXTRA,
+        allowed: np.ndarray | None = None,
+        width: int = 4,
     ) -> tuple[np.ndarray, np.ndarray]:
         """hidden_out [N, H] and logits [N, C + M]. `sees`: cache places of each row."""
         inputs = flat_inputs([token_ids], [self.length], cache_length=CACHE, max_position=4095)
@@ -121,10 +123,14 @@ class Runner:
         default = np.arange(len(token_ids), dtype=np.int64)
         inputs["source"] = default if source is None else np.array(source)
         inputs["extra_ids"] = np.array(extra, np.int64)
+        every = np.ones((len(token_ids), len(extra)), np.bool_)
+        inputs["allowed"] = every if allowed is None else allowed
+        inputs["width"] = np.array([width])
         names = [o.name for o in self.session.get_outputs()]
         found = dict(zip(names, self.session.run(names, {**inputs, **self.cache}), strict=True))
         self.cache = {n: found[n.replace("past", "present")] for n in self.cache}
         self.length += len(token_ids)
+        self.best = found["best_columns"], found["best_logprobs"]
         return found["hidden_out"], found["logits"]
 
 
@@ -233,6 +239,30 @@ def test_no_extra_ids_leave_the_static_columns(tmp_path: Path) -> None:
     np.testing.assert_array_equal(runs[0], runs[1][:, : len(STATIC_IDS)])
 
 
+def test_the_likeliest_columns_that_a_row_may_propose(tmp_path: Path) -> None:
+    """Against all logits, row by row: every column is wanted, then four."""
+    built, sample = build(tmp_path), text()
+    ids = sample.token_ids[1:4].tolist()
+    size, width = len(STATIC_IDS) + len(EXTRA), 4
+    allowed = np.random.default_rng(0).random((3, len(EXTRA))) < 0.5
+    allowed[0] = False
+    runners = [Runner(built.session) for _ in range(2)]
+    for runner, count in zip(runners, (size, width), strict=True):
+        feed = {"features": sample.features[:3], "allowed": allowed, "width": count}
+        logits = runner.feed(ids, **feed)[1]
+    columns, logprobs = runners[0].best
+    assert np.isneginf(logits[:, len(STATIC_IDS) :]).tolist() == (~allowed).tolist()
+    for row, wanted in enumerate(logits.astype(np.float64)):
+        order = np.argsort(-wanted, kind="stable")
+        count = len(STATIC_IDS) + int(allowed[row].sum())
+        assert columns[row, :count].tolist() == order[:count].tolist()
+        assert np.isneginf(logprobs[row, count:]).all()
+        mass = np.log(np.exp(wanted).sum())
+        np.testing.assert_allclose(logprobs[row, :count], wanted[order[:count]] - mass, atol=1e-5)
+    assert runners[1].best[0].tolist() == columns[:, :width].tolist()
+    np.testing.assert_array_equal(runners[1].best[1], logprobs[:, :width])
+
+
 def test_int8_matrices_stay_close(tmp_path: Path) -> None:
     whole, packed = build(tmp_path / "fp32"), build(tmp_path / "int8", "int8")
     sample = text()
@@ -256,6 +286,7 @@ def test_declared_ports_are_the_tables(tmp_path: Path) -> None:
     assert found["features"] == ("P", len(LAYERS) * HIDDEN)
     assert found["hidden"] == ("Q", HIDDEN)
     assert found["hidden_out"] == ("N", HIDDEN)
+    assert found["best_columns"] == found["best_logprobs"] == ("R", "K")
     assert found["logits"] == ("R", "C + M")
 
 

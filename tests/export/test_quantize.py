@@ -18,6 +18,7 @@ from specdec.export.quantize import (
     Precision,
     block_sums,
     pack,
+    pack_columns,
     pack_with_offsets,
 )
 from support.tiny import export_tiny
@@ -54,6 +55,16 @@ def test_every_weight_is_within_a_step_of_its_block(bits: int, rows: int) -> Non
     step = np.repeat(packed.arrays["scales"].T, BLOCK_SIZE, axis=0)[:rows]
     assert (error <= 1.01 * step).all()  # half a step each for the weight and the zero point
     assert error.mean() < 0.3 * step.mean()
+
+
+def test_columns_are_within_half_a_step_of_their_own_scale() -> None:
+    matrix = np.random.default_rng(0).normal(size=(80, 24)).astype(np.float32)
+    matrix *= np.geomspace(0.01, 100, 24, dtype=np.float32)
+    matrix[:, 3] = 0.0
+    weight, scales, zero_points = pack_columns(matrix).values()
+    assert (np.abs(weight * scales - matrix) <= 0.501 * scales).all()
+    assert np.abs(weight).max(axis=0).tolist() == [127] * 3 + [0] + [127] * 20
+    assert not zero_points.any()
 
 
 @pytest.mark.parametrize("bits", [4, 8])

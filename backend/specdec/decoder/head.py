@@ -30,7 +30,7 @@ from specdec.decoder import batch, head_batch, head_runtime
 from specdec.decoder.batch import MAX_SHARED_ROWS
 from specdec.decoder.cache import Cache, Slot
 from specdec.decoder.costs import load_or_measure
-from specdec.decoder.head_batch import Floats, HeadShare, Row
+from specdec.decoder.head_batch import Bools, Floats, HeadShare, Row
 from specdec.decoder.head_growth import ROOT, Growth
 from specdec.decoder.head_runtime import HeadRuntime
 from specdec.decoder.head_vocabulary import Best, Columns, OwnIds, columns
@@ -184,19 +184,22 @@ class HeadDecoder:
             plain = [share.plain for share in going.values()]
             for group in batch.plan(plain, length=self._runtime.length):
                 members = [numbers[share.slot] for share in group]
-                outputs = self._pass([going[i] for i in members], shared)
-                for i, (hidden, logits) in zip(members, outputs, strict=True):
+                allowed = shared.allowed(members, [going[i].num_outputs for i in members])
+                width = min(max(calls[i].width for i in members), len(shared.ids))
+                outputs = self._pass([going[i] for i in members], shared, allowed, width)
+                for i, got in zip(members, outputs, strict=True):
                     share = going.pop(i)
                     sequences[i].slot.length = share.start + len(share.token_ids)
-                    got = _Got(hidden, shared.best(logits, i, calls[i].width))
                     try:
                         going[i] = steps[i].send(got)
                     except StopIteration as end:
                         drafts[i] = end.value
         return drafts
 
-    def _pass(self, shares: Seq[HeadShare], shared: Columns) -> Iterator[tuple[Floats, Floats]]:
-        """One pass: per share, hidden states of its rows and logits of its outputs."""
+    def _pass(
+        self, shares: Seq[HeadShare], shared: Columns, allowed: Bools, width: int
+    ) -> Iterator[_Got]:
+        """One pass: what it gives each share, `width` ids of every output."""
         first, last = min(s.slot for s in shares), max(s.slot for s in shares) + 1
         self._cache.make_room(first, last, batch.num_places([s.plain for s in shares], 1))
         outputs = self._runtime.evaluate(
@@ -208,17 +211,18 @@ class HeadDecoder:
                 feature_size=self._artifact.feature_size,
                 hidden_size=self._artifact.hidden_size,
                 extra_ids=shared.extra_ids,
+                allowed=allowed,
+                width=width,
             )
         )
         if not np.isfinite(outputs.hidden).all():
             raise DecoderFailed("the head's hidden states are not finite")
-        ends = np.cumsum([len(s.token_ids) for s in shares])
-        last_outputs = np.cumsum([s.num_outputs for s in shares])
-        return zip(
-            np.split(outputs.hidden[: ends[-1]], ends[:-1]),
-            np.split(outputs.logits[: last_outputs[-1]], last_outputs[:-1]),
-            strict=True,
-        )
+        best = shared.best(outputs.best_columns, outputs.logprobs)
+        row = output = 0
+        for share in shares:
+            first_row, first_output = row, output
+            row, output = row + len(share.token_ids), output + share.num_outputs
+            yield _Got(outputs.hidden[first_row:row], best[first_output:output])
 
     def _check(self, calls: Seq[HeadCall]) -> None:
         """Refuse the whole call with `DecoderFailed` before anything changes."""

@@ -19,6 +19,7 @@ from specdec.decoder.batch import Batch, Ints, Share
 from specdec.types import Features
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Row(NamedTuple):
@@ -53,6 +54,8 @@ class HeadBatch(NamedTuple):
     hidden: Floats  # [Q, H]
     source: Ints  # [N]
     extra_ids: Ints  # [M]
+    allowed: Bools  # [R, M] which of those are the row's to propose
+    width: Ints  # [1] the likeliest that are wanted of a row
 
     @property
     def first(self) -> int:
@@ -79,8 +82,14 @@ def build(
     feature_size: int,
     hidden_size: int,
     extra_ids: Ints,
+    allowed: Bools,
+    width: int,
 ) -> HeadBatch:
-    """Arrays of one pass; see `batch.build`."""
+    """Arrays of one pass; see `batch.build`.
+
+    Args:
+        allowed: [R, M], see `HeadBatch`.
+    """
     base = batch.build(
         [s.plain for s in shares], lengths, length=length, min_rows=1, max_position=max_position
     )
@@ -104,4 +113,6 @@ def build(
         np.stack(hidden) if hidden else np.zeros((0, hidden_size), np.float32),
         source,
         extra_ids,
+        allowed,
+        np.array([width]),
     )

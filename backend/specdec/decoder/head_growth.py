@@ -32,10 +32,11 @@ class Growth:
         self._passes_left = call.max_depth - 1
 
     def add(self, parent: int, token_ids: Seq[int], logprobs: Seq[float]) -> None:
-        """Tokens that may follow `parent`, with their log-probabilities given it."""
+        """Tokens that may follow `parent`, the likeliest first, with their log-probabilities given
+        it; those beyond the width are ignored."""
         value = 0.0 if parent == ROOT else self._values[parent]
         depth = 0 if parent == ROOT else self._depths[parent] + 1
-        for token_id, logprob in zip(token_ids, logprobs, strict=True):
+        for token_id, logprob in zip(token_ids[: self._width], logprobs, strict=False):
             worth = value + min(logprob, 0.0)  # rounding must not make a child worthier
             if worth < self._least:
                 continue

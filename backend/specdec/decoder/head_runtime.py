@@ -13,16 +13,18 @@ from specdec.decoder.batch import INPUTS as BATCH_INPUTS
 from specdec.decoder.batch import Batch
 from specdec.decoder.head_batch import INPUTS as HEAD_INPUTS
 from specdec.decoder.head_batch import Floats, HeadBatch
-from specdec.decoder.runtimes.onnxruntime import OnnxRuntime, check_cache, open_session
+from specdec.decoder.head_vocabulary import Ints
+from specdec.decoder.runtimes.onnxruntime import Array, OnnxRuntime, check_cache, open_session
 from specdec.errors import InvalidArtifact
 
-_TYPICAL_EXTRA_IDS = 256  # of one call, where costs are measured
+_TYPICAL_EXTRA_IDS, _TYPICAL_WIDTH = 256, 4  # of one call, where costs are measured
 
 
 class HeadOutputs(NamedTuple):
-    """Of one pass over N rows, R of them with logits; C static ids, M extra ones."""
+    """Of one pass over N rows, R of them with logits, of which the K largest are told."""
 
-    logits: Floats  # [R, C + M]
+    best_columns: Ints  # [R, K] likeliest first: a static id's number, or behind those an extra's
+    logprobs: Floats  # [R, K]
     hidden: Floats  # [N, H]
 
 
@@ -35,18 +37,20 @@ class HeadRuntime(OnnxRuntime):
         self.static_ids = np.array(json.loads(metadata[STATIC_IDS]), np.int64)
         self._hidden_size = artifact.hidden_size
         self._feature_size = artifact.feature_size
-        self._widths: dict[str, int] = {}  # of the present pass's outputs
+        self._width = 0  # of the present pass
 
     def evaluate(self, batch: HeadBatch) -> HeadOutputs:
         """Evaluate one pass. Raises `DecoderFailed` with ONNX Runtime's reason."""
-        num_columns = len(self.static_ids) + len(batch.extra_ids)
-        self._widths = {"logits": num_columns, "hidden_out": self._hidden_size}
-        base = batch.base
-        num_rows = {"logits": len(base.output_rows), "hidden_out": len(base.input_ids)}
-        return HeadOutputs(*self._evaluate(batch, **num_rows))
+        num_outputs = len(batch.base.output_rows)
+        self._width = int(batch.width[0])
+        num_rows = dict.fromkeys(("best_columns", "best_logprobs"), num_outputs)
+        return HeadOutputs(*self._evaluate(batch, **num_rows, hidden_out=len(batch.base.input_ids)))
 
-    def _room_for(self, output: str, num_rows: int) -> Floats:
-        return np.empty((num_rows, self._widths[output]), np.float32)
+    def _room_for(self, output: str, num_rows: int) -> Array:
+        if output == "hidden_out":
+            return np.empty((num_rows, self._hidden_size), np.float32)
+        dtype = np.int64 if output == "best_columns" else np.float32
+        return np.empty((num_rows, self._width), dtype)
 
     def forward(self, batch: Batch) -> Floats:
         """One pass over rows that go on with hidden states, as a typical draft has it: for
@@ -55,8 +59,11 @@ class HeadRuntime(OnnxRuntime):
         nothing = np.zeros((0, self._feature_size), np.float16)
         hidden = np.zeros((num_rows, self._hidden_size), np.float32)
         extra_ids = np.arange(_TYPICAL_EXTRA_IDS) % len(self.static_ids)
+        allowed = np.ones((len(batch.output_rows), len(extra_ids)), np.bool_)
+        width = np.array([_TYPICAL_WIDTH])
         source = np.arange(num_rows)
-        return self.evaluate(HeadBatch(batch, nothing, hidden, source, extra_ids)).logits
+        fed = HeadBatch(batch, nothing, hidden, source, extra_ids, allowed, width)
+        return self.evaluate(fed).logprobs
 
 
 def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int) -> HeadRuntime:

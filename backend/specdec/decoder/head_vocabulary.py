@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.sampling import likeliest
-
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -48,36 +46,40 @@ class Columns(NamedTuple):
 
     ids: Ints  # [C + M] the id that each column scores
     num_static: int  # C
-    is_own: list[Bools]  # [M] per sequence: whether it may propose the added ids
+    is_own: Bools  # [sequences, M] whether it may propose the added ids
 
     @property
     def extra_ids(self) -> Ints:
         """[M]"""
         return self.ids[self.num_static :]
 
-    def best(self, logits: Floats, sequence: int, count: int) -> list[Best]:
-        """The likeliest ids after each row, and their log-probabilities.
+    def allowed(self, sequences: Seq[int], num_rows: Seq[int]) -> Bools:
+        """[R, M] of the rows of a pass.
 
         Args:
-            logits: [R, C + M] rows of one sequence; columns that are not its own are overwritten.
-            sequence: its number in the call.
-            count: ids wanted; fewer if there are not so many.
+            sequences: their numbers in the call.
+            num_rows: of each.
         """
-        logits[:, self.num_static :][:, ~self.is_own[sequence]] = -np.inf
-        count = min(count, self.num_static + int(self.is_own[sequence].sum()))
-        peaks = logits.max(axis=1, keepdims=True)
-        mass = np.exp(logits - peaks).sum(axis=1, keepdims=True, dtype=np.float64)
-        offsets = peaks + np.log(mass)
-        found = []
-        for row, offset in zip(logits, offsets, strict=True):
-            columns = likeliest(row, count)
-            found.append((self.ids[columns].tolist(), (row[columns] - offset).tolist()))
+        found: Bools = self.is_own[np.repeat(sequences, num_rows)]
         return found
+
+    def best(self, best_columns: Ints, logprobs: Floats) -> list[Best]:
+        """The likeliest ids after each row, those that are not its own left out.
+
+        Args:
+            best_columns: [R, K] likeliest first.
+            logprobs: [R, K] theirs; -inf where a column is not the row's.
+        """
+        ids, counts = self.ids[best_columns].tolist(), np.isfinite(logprobs).sum(axis=1).tolist()
+        rows = zip(ids, logprobs.tolist(), counts, strict=True)
+        return [(row_ids[:count], values[:count]) for row_ids, values, count in rows]
 
 
 def columns(static_ids: Ints, own: Seq[OwnIds]) -> Columns:
     """Of a call over these sequences, which share `MAX_ADDED` evenly."""
     added = [o.latest(MAX_ADDED // len(own)) for o in own]
     extra = np.unique(np.concatenate([np.array(a, np.int64) for a in added]))
-    is_own = [np.isin(extra, np.array(a, np.int64), assume_unique=True) for a in added]
+    is_own = np.zeros((len(own), len(extra)), np.bool_)
+    for row, ids in zip(is_own, added, strict=True):
+        row[np.searchsorted(extra, ids)] = True
     return Columns(np.concatenate([static_ids, extra]), len(static_ids), is_own)

@@ -90,7 +90,7 @@ class OnnxRuntime:
             binding.bind_cpu_input(name, array)
         outputs = [self._room_for(name, count) for name, count in num_rows.items()]
         for name, array in zip(num_rows, outputs, strict=True):
-            binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+            binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions share no other base class
