@@ -1,7 +1,9 @@
 """Many requests at once: the same work for every variant, in turns, and how they compare.
 
-Every round is a closed loop over the same prompts with a fixed number of new tokens, so that
-all variants of a round do the same work; a ratio compares two loops of one round.
+Every round is a closed loop over the same prompts. How long an answer is depends on its prompt
+alone, so that all variants of a round do the same work; a ratio compares two loops of one round.
+Lengths differ, as those of real answers do: of equal ones, requests that began together would end
+together, and read the next prompts in one pass, as long as nothing is drafted.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from specdec.client.bench.load import Driver
+from specdec.client.bench.load import Driver, seed_of
 from specdec.client.bench.plan import Plan, in_turns, load_effort
 from specdec.client.bench.progress import Progress
-from specdec.client.bench.records import Results
+from specdec.client.bench.records import Prompt, Results
 from specdec.client.bench.stats import (
     Equality,
     Ratios,
@@ -25,6 +27,20 @@ from specdec.client.bench.stats import (
     throughput,
 )
 
+# What every prompt begins with, by the chat template, is in the prefix cache before a loop begins.
+_OPENING = Prompt("opening", "opening", "Hello.")
+
+
+def answer_range(mean: int) -> tuple[int, int]:
+    """Of the tokens of an answer, both included."""
+    return mean - mean // 2, mean + mean // 2
+
+
+def answer_tokens(prompt: Prompt, mean: int) -> int:
+    """The same in every variant, and as often short as long."""
+    low, high = answer_range(mean)
+    return low + seed_of(prompt) % (high - low + 1)
+
 
 def measure_levels(driver: Driver, plan: Plan, results: Results, progress: Progress) -> None:
     """Levels go to `results.levels`, one for every loop."""
@@ -32,15 +48,17 @@ def measure_levels(driver: Driver, plan: Plan, results: Results, progress: Progr
         for number in range(plan.rounds):
             for variant in in_turns(plan.variants, number):
                 progress.begin(f"{concurrency} at once, round {number + 1}, {variant.name}")
+                turn = f"{concurrency}/{number}"
                 if driver.settings.clears_cache:
                     driver.clear_cache(variant)
+                    driver.request(_OPENING, variant, turn=turn, max_tokens=1)
                 level = driver.closed_loop(
                     plan.jobs(concurrency, number),
                     variant,
                     concurrency,
-                    turn=f"{concurrency}/{number}",
+                    turn=turn,
                     on_done=partial(progress.advance, load_effort(concurrency)),
-                    min_tokens=driver.settings.max_tokens,
+                    num_tokens=partial(answer_tokens, mean=driver.settings.max_tokens),
                 )
                 results.levels.append(replace(level, round=number))
 

@@ -170,14 +170,18 @@ class Driver:
         *,
         turn: str = "",
         on_done: Callable[[], None] = lambda: None,
-        **options: Any,
+        num_tokens: Callable[[Prompt], int] | None = None,
     ) -> Level:
         """Answer all jobs, (prompt, repeat) each, with `concurrency` requests in flight.
 
-        `turn`: see `request`; `options` are of every request.
+        Args:
+            turn: see `request`.
+            num_tokens: of an answer, exactly; else the settings' at most.
         """
 
         def ask(job: tuple[Prompt, int]) -> Record:
+            count = num_tokens(job[0]) if num_tokens else None
+            options = {"max_tokens": count, "min_tokens": count} if count else {}
             record = self.request(job[0], variant, turn=turn, **options)
             on_done()
             return replace(record, repeat=job[1])

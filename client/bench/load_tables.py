@@ -42,10 +42,15 @@ def level_table(results: Results) -> Group:
     return captioned(
         table,
         "tokens per s: median of the rounds; against K=0: median of each round's ratio",
-        f"every answer has {results.settings.get('max_tokens', '')} tokens; same ids: as K=0",
+        f"answers have {_lengths(results)} tokens, each as many in every variant; same ids: as K=0",
         *_queue_lines(results),
         _equality_line(results),
     )
+
+
+def _lengths(results: Results) -> str:
+    found = [len(r.token_ids) for level in results.levels for r in level.records]
+    return f"{min(found)} to {max(found)}"
 
 
 def _against_cells(s: LevelSummary, *, is_baseline: bool) -> list[RenderableType]:

@@ -1,6 +1,11 @@
 import pytest
 
-from specdec.client.bench.levels import level_equality, measure_levels, summarize_levels
+from specdec.client.bench.levels import (
+    answer_range,
+    level_equality,
+    measure_levels,
+    summarize_levels,
+)
 from specdec.client.bench.load import Driver, Settings
 from specdec.client.bench.plan import Plan
 from specdec.client.bench.records import Level, Prompt, Results, Variant
@@ -33,10 +38,26 @@ def test_the_variants_take_turns_and_do_the_same_work():
             (2, "default"),
         )
     ]
-    assert all(o["min_tokens"] == o["max_tokens"] == 5 for _, o in client.requests)
+    assert all(o["min_tokens"] == o["max_tokens"] for _, o in client.requests)
     for plain, default in zip(results.levels[:1], results.levels[1:2], strict=True):
         texts = [sorted(r.prompt for r in level.records) for level in (plain, default)]
         assert texts[0] == texts[1]
+
+
+def test_answers_differ_in_length_and_not_from_variant_to_variant():
+    """Of equal lengths, whatever begins together ends together: at K=0 alone."""
+    client = FakeClient()
+    prompts = [Prompt(f"chat/{i}", "chat", f"word {i}") for i in range(60)]
+    plan = Plan(prompts, VARIANTS, concurrency=(3,), rounds=1, num_load_prompts=60)
+    measure(client, plan, max_tokens=20)
+    lengths = [{p: o["max_tokens"] for p, o in client.requests[k : k + 60]} for k in (0, 60)]
+    assert lengths[0] == lengths[1]
+    found = list(lengths[0].values())
+    assert answer_range(20) == (10, 30)
+    assert min(found) <= 12
+    assert max(found) >= 28
+    assert sum(found) / 60 == pytest.approx(20, abs=2)
+    assert set(range(10, 31)) >= set(found)
 
 
 def test_no_round_repeats_a_text_of_another():
@@ -49,8 +70,22 @@ def test_no_round_repeats_a_text_of_another():
 def test_the_cache_is_cleared_before_every_loop():
     client = FakeClient()
     measure(client, Plan(PROMPTS, VARIANTS, concurrency=(1,), rounds=2), clears_cache=True)
-    fillers = [o for _, o in client.requests if o["max_tokens"] == 1]
+    fillers = [o for _, o in client.requests if "cache_salt" not in o]
     assert len(fillers) == 4 * NUM_SLOTS
+
+
+def test_what_all_prompts_begin_with_is_cached_before_every_loop():
+    """Or as many requests as happen to arrive in the first step read it, each for itself."""
+    client = FakeClient()
+    plan = Plan(PROMPTS, VARIANTS, concurrency=(2,), rounds=2)
+    measure(client, plan, clears_cache=True)
+    salted = [o for _, o in client.requests if "cache_salt" in o]
+    salts = [o["cache_salt"] for o in salted]
+    for salt in set(salts):
+        (opening, *rest) = (o for o in salted if o["cache_salt"] == salt)
+        assert opening["max_tokens"] == 1
+        assert len(rest) == len(plan.jobs(2))
+        assert all("min_tokens" in o for o in rest)
 
 
 def test_no_loop_remembers_another():

@@ -33,7 +33,7 @@ def test_each_level_states_the_median_ratio_and_its_range(results):
     assert ["2", "K=0", "1", "3", "1.0", "1"] in rows
     assert ["default", "1", "3", "1.2", "1.250", "1.000", "2.000", "3/3"] in rows
     assert ["16", "K=0", "1", "1", "2.0", "1"] in rows
-    assert "every answer has 2 tokens" in text
+    assert "answers have 2 to 2 tokens, each as many in every variant" in text
     assert "same ids in all variants and levels: 1 of 1 prompts" in text
 
 
