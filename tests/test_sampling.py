@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -500,6 +501,17 @@ def test_logprob_is_of_the_raw_distribution():
     token, logprob = draw([1.0, 2.0, 0.0], sampling)
     assert token == 2
     assert logprob == pytest.approx(-math.log(math.exp(1) + math.exp(2) + 1), abs=1e-6)
+
+
+def test_without_logprobs_the_token_is_the_same():
+    generator = RNG(0)
+    for seed in range(20):
+        row = generator.standard_normal(500).astype(np.float32)
+        for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=seed)):
+            token, _ = draw(row, sampling, position=seed)
+            found = draw(row, replace(sampling, logprobs=False), position=seed)
+            assert found[0] == token
+            assert math.isnan(found[1])
 
 
 def test_bad_words_ban_only_their_last_token_after_the_others():

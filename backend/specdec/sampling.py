@@ -50,7 +50,8 @@ def sample(
         vocab_limit: only ids below it are ever drawn.
 
     Returns:
-        The token id, and its natural log-probability under the raw, untransformed logits.
+        The token id, and its natural log-probability under the raw, untransformed logits (NaN
+        where those are not wanted).
         Masks that would leave no token at all are ignored: the draw is then from the
         penalized and biased logits.
 
@@ -67,6 +68,8 @@ def sample(
         token_id = int(transformed.argmax())
     else:
         token_id = _draw(transformed, sampling, position)
+    if not sampling.logprobs:
+        return token_id, math.nan
     return token_id, float(row[token_id]) - peak - math.log(_mass(row, peak))
 
 

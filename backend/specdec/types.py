@@ -37,6 +37,7 @@ class SamplingParams:
     end_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    logprobs: bool = True  # whether log-probabilities are wanted: they take longer than the draw
 
 
 @dataclass(frozen=True, slots=True)

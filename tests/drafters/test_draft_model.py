@@ -1,6 +1,7 @@
 """What a draft model's own confidence tells: how its tokens are judged, and where it stops."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -21,6 +22,10 @@ class Confident(ScriptedDecoder):
     def __init__(self, *probs):
         super().__init__()
         self.logprobs = [math.log(p) for p in probs]
+
+    def open(self, sequence_id, prompt_ids, sampling, cache_salt=0):
+        assert sampling.logprobs, "a draft is judged by them"
+        return super().open(sequence_id, prompt_ids, sampling, cache_salt)
 
     def _extend(self, call):
         size = 1
@@ -47,6 +52,12 @@ def test_omens_tell_how_sure_the_draft_was():
     ordered = omens(GREEDY, 1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.01)
     assert all(a > b for a, b in pairwise(ordered))
     assert {*ordered} == {*range(LIKELIEST, DRAWN)}
+
+
+def test_a_client_that_wants_no_logprobs_gets_the_same_drafts():
+    probs = (0.9, 0.5, 0.03)
+    for sampling in (GREEDY, SAMPLED):
+        assert omens(replace(sampling, logprobs=False), *probs) == omens(sampling, *probs)
 
 
 def test_a_token_that_was_drawn_is_another_omen_than_the_likeliest():

@@ -43,6 +43,12 @@ def test_greedy_unless_asked_otherwise(inputs, expected):
     assert shape(**inputs) == expected
 
 
+def test_logprobs_are_computed_where_they_are_returned():
+    assert sampling(return_log_probs=True).logprobs
+    assert not sampling(return_log_probs=False).logprobs
+    assert not sampling().logprobs
+
+
 def test_penalties_are_off_unless_given():
     found = sampling()
     assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1, 0, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log, sqrt
 from typing import ClassVar, cast
@@ -93,9 +93,8 @@ class DraftModelDrafter(Drafter):
             if len(view.token_ids) >= self._info.max_sequence_length:
                 return None
             prompt_ids = view.token_ids[: view.num_prompt_tokens]
-            num_cached = self._decoder.open(
-                view.sequence_id, prompt_ids, view.sampling, view.cache_salt
-            )
+            sampling = replace(view.sampling, logprobs=True)  # omens, whatever the client wants
+            num_cached = self._decoder.open(view.sequence_id, prompt_ids, sampling, view.cache_salt)
             state = self._states[view.sequence_id] = DraftState(num_cached)
         room = self._info.max_sequence_length - len(view.token_ids)
         limit = min(limit, room)

@@ -49,6 +49,7 @@ def parse_sampling(
         end_ids=end_ids,
         bad_words=_parse_bad_words(reader.texts("bad_words", row), tokenizer),
         logit_bias=_parse_bias(reader, row, tokenizer),
+        logprobs=reader.flag("return_log_probs"),
     )
 
 
