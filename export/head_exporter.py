@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from specdec.artifact import HEAD, STATIC_IDS, Artifact, head_source, why_unfit
 from specdec.errors import InvalidArtifact, UnsupportedModel
+from specdec.export import graph, head_graph
 from specdec.export.exporter import (
     VERSION_DIRECTORY,
     Exported,
@@ -22,10 +23,13 @@ from specdec.export.exporter import (
     write_config,
 )
 from specdec.export.forms import head_form
-from specdec.export.head_graph import VERSION, HeadArchitecture, HeadWriter
+from specdec.export.head_graph import HeadArchitecture, HeadWriter
 from specdec.export.head_source import TargetTables, TrainedHead, identity
 from specdec.export.quantize import Precision
 from specdec.export.shipped import head_label
+
+# A graph of another one is exported again: both parts of it may have changed.
+EXPORTER = f"{graph.VERSION}.{head_graph.VERSION}"
 
 
 def export_head(
@@ -54,7 +58,7 @@ def export_head(
     provenance = {
         "specdec.source": f"{identity(trained)} for {of_target.weights_sha256}",
         "specdec.precision": precision.value,
-        "specdec.exporter": str(VERSION),
+        "specdec.exporter": EXPORTER,
     }
     found = None if force else up_to_date(directory, provenance)
     # The same weights may have another name now, or give out other layers.
@@ -101,18 +105,18 @@ def _write_graph(
     progress.update(task, total=1, completed=1)
     _check_fit(head, tables)
     task = progress.add_task(f"write {precision.value}", total=None)
-    graph = HeadWriter(
+    writer = HeadWriter(
         directory,
         form=head_form(precision),
         feature_size=head.feature_size,
         hidden_size=head.shape.hidden_size,
     )
     try:
-        HeadArchitecture(head, tables).write(graph)
+        HeadArchitecture(head, tables).write(writer)
         ids = json.dumps(head.static_ids.tolist())
-        sha256 = graph.finish(vocab_size="C + M", metadata={**provenance, STATIC_IDS: ids})
+        sha256 = writer.finish(vocab_size="C + M", metadata={**provenance, STATIC_IDS: ids})
     finally:
-        graph.close()
+        writer.close()
     progress.update(task, total=1, completed=1)
     return sha256
 

@@ -1,6 +1,7 @@
-"""Weight-only quantisation for ONNX Runtime: blocks of 32 inputs, asymmetric, activations int8.
+"""Quantisation for ONNX Runtime. Of targets: weights in blocks of 32 inputs, asymmetric, and
+activations in int8 by block. Of heads: see `pack_columns`.
 
-The matrices are packed by ONNX Runtime's own kernels, in the layout of its MatMulNBits operator.
+The former are packed by ONNX Runtime's own kernels, in the layout of its MatMulNBits operator.
 They are called directly rather than through `MatMulNBitsQuantizer` because that one wants the
 whole float32 graph in memory at once and reconfigures the process's logging when imported.
 """

@@ -156,7 +156,8 @@ class Verdict(NamedTuple):
     """Outcome of one target pass for one sequence: accepted draft tokens, then one more token."""
 
     output_ids: tuple[int, ...]  # [num_accepted + 1]; the last is the recovered or bonus token
-    logprobs: tuple[float, ...]  # [num_accepted + 1], of the raw target distribution
+    # [num_accepted + 1], of the raw target distribution; NaN where they are not wanted
+    logprobs: tuple[float, ...]
     num_draft_tokens: int
     # What the target drew on a branch behind the last of them: next step's first draft tokens.
     carry: tuple[int, ...] = ()

@@ -40,7 +40,7 @@ _VARIANT = "Compare this too, beside K=0 and the server's default; may be repeat
 _REPEATS = """Of every prompt and variant that runs alone [dim](default: 1)[/]; and rounds of
 what else is measured [dim](default: 3)[/]."""
 _CONCURRENCY = """Then so many requests at once, 1,4,16 for example: at each level the variants take
-turns at the same prompts with exactly --max-tokens new tokens each."""
+turns at the same prompts, with answers of half to one and a half times --max-tokens."""
 _FIXED = """Then the adaptive default against fixed draft lengths, 1,2,4,8 for example, each used
 for all prompts: it should be no slower than the best of them."""
 _RANDOM = """Then prompts and answers of random tokens, which no draft can foresee: drafting must

@@ -27,9 +27,6 @@ from specdec.client.bench.stats import (
     throughput,
 )
 
-# What every prompt begins with, by the chat template, is in the prefix cache before a loop begins.
-_OPENING = Prompt("opening", "opening", "Hello.")
-
 
 def answer_range(mean: int) -> tuple[int, int]:
     """Of the tokens of an answer, both included."""
@@ -51,7 +48,7 @@ def measure_levels(driver: Driver, plan: Plan, results: Results, progress: Progr
                 turn = f"{concurrency}/{number}"
                 if driver.settings.clears_cache:
                     driver.clear_cache(variant)
-                    driver.request(_OPENING, variant, turn=turn, max_tokens=1)
+                    driver.read_opening(variant, turn)
                 level = driver.closed_loop(
                     plan.jobs(concurrency, number),
                     variant,
@@ -107,5 +104,5 @@ def summarize_levels(results: Results) -> Iterator[LevelSummary]:
 
 def level_equality(results: Results) -> Equality:
     """Over all variants, rounds and levels. Answers of single requests are not compared: they may
-    end before the fixed number of tokens."""
+    end before the number of tokens that loops ask for."""
     return equality((r.prompt, r.token_ids) for level in results.levels for r in level.records)

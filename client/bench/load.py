@@ -25,6 +25,7 @@ from specdec.client.results import Chunk
 T = TypeVar("T")
 # A request so short that it costs next to nothing, and drafts whatever the server thinks of it.
 _CERTAIN_DRAFT = {"max_tokens": 3, "min_tokens": 3, "num_draft_tokens": 1, "adaptive": False}
+_OPENING = Prompt("opening", "opening", "Hello.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,16 @@ class Driver:
                 list(pool.map(fill, range(count)))
 
         self.counted(fill_all, count)
+
+    def read_opening(self, variant: Variant, turn: str) -> None:
+        """Bring into the prefix cache what the chat template puts before every prompt.
+
+        Else each of the requests that happen to arrive in the first step would read it for itself.
+        `turn`: see `request`.
+        """
+        drafts = variant.uses_draft_model and not variant.is_plain
+        options = _CERTAIN_DRAFT if drafts else {"max_tokens": 1}
+        self.counted(lambda: self.request(_OPENING, variant, turn=turn, **options), 1)
 
     def closed_loop(
         self,

@@ -118,13 +118,11 @@ def train(
         threads=threads,
     )
     draft = Draft(kind, layer, blocks, vocabulary, start, start_from)
-    # Trained weights would first forget, by single steps, to go on from their own states.
-    single_until = 0.45 if kind is Kind.eagle and start_from is None else 0.0
     schedule = Schedule(
         num_steps=steps,
         minutes=None if steps else minutes if minutes is not None else 60.0,
         learning_rate=learning_rate,
-        unrolled=((0.0, 1), (single_until, unroll if kind is Kind.eagle else 1)),
+        unrolled=_unrolled(kind, unroll, is_trained=start_from is not None),
     )
     output = output or Path("trained") / kind.value
     try:
@@ -155,6 +153,14 @@ def train(
         typer.echo("interrupted: run the same command to go on", err=True)
         raise typer.Exit(130) from None
     _show(evaluation, output)
+
+
+def _unrolled(kind: Kind, unroll: int, *, is_trained: bool) -> tuple[tuple[float, int], ...]:
+    """See `Schedule`. By single steps trained weights would first forget to go on from their own
+    states."""
+    if kind is not Kind.eagle:
+        return ((0.0, 1),)
+    return ((0.0, unroll),) if is_trained else ((0.0, 1), (0.45, unroll))
 
 
 def _source(progress: Progress, model: str) -> Source:

@@ -22,12 +22,20 @@ SIZE = 64 * len(LAYERS)
 PROMPT = [5, 6, 7, 100, 101, 5]
 
 
-@pytest.fixture(scope="session")
-def head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("head")
+def export_head(root: Path, precision: str) -> Path:
     target = export_tiny(root)
     head, _ = random_head(root / "model")
-    return export_tiny_head(root, target, head)
+    return export_tiny_head(root, target, head, precision)
+
+
+@pytest.fixture(scope="session")
+def head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_head(tmp_path_factory.mktemp("head"), "fp32")
+
+
+@pytest.fixture(scope="session")
+def int8_head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_head(tmp_path_factory.mktemp("int8"), "int8")
 
 
 def make(head_dir: Path, **config: Any) -> HeadDecoder:
@@ -192,6 +200,18 @@ def test_the_cache_after_a_call_is_that_of_committed_rows(head_dir: Path):
     np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-4)
 
 
+def test_int8_takes_passes_without_outputs_and_without_features(int8_head_dir: Path):
+    """Catching up scores nothing, and growing reads no features: its operator sees no rows."""
+    decoder = opened(int8_head_dir)
+    assert draft(decoder, call(num_rows=9)) == [HeadDraft()]
+    tree = {"carry": (7, 8), "max_tokens": 12, "max_depth": 4, "width": 3}
+    (found,) = draft(decoder, call(start=9, num_rows=12, **tree))
+    assert max(depths(found)) >= 1
+    once = opened(int8_head_dir)
+    (whole,) = draft(once, call(num_rows=12, **tree))
+    assert set(found.token_ids[:3]) & set(whole.token_ids[:3])  # scales are those of a pass's rows
+
+
 def test_rewinds(head_dir: Path):
     decoder, other = opened(head_dir), opened(head_dir)
     draft(decoder, call(num_rows=9, seed=3))
@@ -290,9 +310,10 @@ def test_a_pass_that_fails_leaves_what_is_certain(head_dir: Path, failing: int):
     assert found.token_ids == wanted.token_ids
 
 
-def test_states_that_are_not_finite_are_refused(head_dir: Path):
+@pytest.mark.parametrize("max_tokens", [0, 4], ids=["catching up", "drafting"])
+def test_states_that_are_not_finite_are_refused(head_dir: Path, max_tokens: int):
     decoder = opened(head_dir)
-    broken = call()._replace(features=np.full((5, SIZE), np.nan, np.float16))
+    broken = call(max_tokens=max_tokens)._replace(features=np.full((5, SIZE), np.nan, np.float16))
     with pytest.raises(DecoderFailed, match="not finite"):
         decoder.draft([broken])
     draft(decoder, call())

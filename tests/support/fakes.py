@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -73,6 +74,7 @@ class ScriptedDecoder:
         self.fail_at = set(fail_at)
         self.num_reused = num_reused
         self.caches: dict[int, list[int]] = {}
+        self.wants_logprobs: dict[int, bool] = {}
         self.calls: list[list[Extend]] = []
         self.closed: list[tuple[int, int]] = []
         self.num_opened = 0
@@ -98,6 +100,7 @@ class ScriptedDecoder:
         self.caches[sequence_id] = list(prompt_ids[:num_cached])
         self.num_opened += 1
         self.salts[sequence_id] = cache_salt
+        self.wants_logprobs[sequence_id] = sampling.logprobs
         return num_cached
 
     def extend(self, calls: Sequence[Extend]) -> ExtendResult:
@@ -135,10 +138,15 @@ class ScriptedDecoder:
             self._leave_out(call, sampled, candidates)
         return Extended(
             tuple(sampled),
-            tuple(0.0 if t == NOT_DRAWN else -float(t) for t in sampled),
+            tuple(self._logprob(call, t) for t in sampled),
             tuple(candidates) if call.num_candidates else (),
             np.stack([features_after(text) for text in given]) if call.wants_features else None,
         )
+
+    def _logprob(self, call: Extend, token_id: int) -> float:
+        if token_id == NOT_DRAWN:
+            return 0.0
+        return -float(token_id) if self.wants_logprobs[call.sequence_id] else math.nan
 
     def _leave_out(
         self, call: Extend, sampled: list[int], candidates: list[tuple[int, ...]]

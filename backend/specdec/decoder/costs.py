@@ -11,12 +11,13 @@ import json
 import os
 import platform
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from specdec.artifact import FILE as ARTIFACT
-from specdec.artifact import Artifact
+from specdec.artifact import GRAPH, Artifact
 from specdec.decoder import batch
 from specdec.decoder.batch import Share
 from specdec.decoder.runtimes import Runtime
@@ -41,7 +42,8 @@ def load_or_measure(
     Overwrites the cache's contents.
     """
     key = (
-        f"{artifact.weights_sha256[:16]} {artifact.precision} {_machine()} x{num_threads} "
+        f"{artifact.weights_sha256[:16]}{_graph(directory)} {artifact.precision} {_machine()} "
+        f"x{num_threads} "
         f"{runtime.num_slots} slots, idle"
     )
     path = (directory / ARTIFACT).resolve().parent / FILE  # the served directory may hold links
@@ -56,6 +58,12 @@ def load_or_measure(
         saved[key] = [list(cost) for cost in costs]
         _write(path, saved)
     return costs
+
+
+def _graph(directory: Path) -> str:
+    """The same weights may be in another graph. Empty where there is none (a compiled plan)."""
+    path = directory / GRAPH
+    return f"-{zlib.crc32(path.read_bytes()):08x}" if path.is_file() else ""
 
 
 def shapes(num_slots: int) -> list[tuple[int, int]]:

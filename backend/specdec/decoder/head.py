@@ -215,7 +215,7 @@ class HeadDecoder:
                 width=width,
             )
         )
-        if not np.isfinite(outputs.hidden).all():
+        if not np.isfinite(outputs.hidden).all() or np.isnan(outputs.logprobs).any():
             raise DecoderFailed("the head's hidden states are not finite")
         best = shared.best(outputs.best_columns, outputs.logprobs)
         row = output = 0

@@ -1,4 +1,4 @@
-"""An EAGLE head's graph on ONNX Runtime: as a decoder's, with more inputs and an output more."""
+"""An EAGLE head's graph on ONNX Runtime: as a decoder's, with more inputs and other outputs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: in
     shapes = check_cache(session, artifact, path)
     wanted = {*BATCH_INPUTS, *HEAD_INPUTS}
     if set(shapes) != wanted:
-        raise InvalidArtifact(f"{path}: inputs are {sorted(shapes)}, expected {sorted(wanted)}")
+        raise InvalidArtifact(
+            f"{path}: inputs are {sorted(shapes)}, expected {sorted(wanted)}: an earlier version "
+            f"wrote it, export it again (specdec export head --model FOLDER)"
+        )
     sizes = (shapes["features"][1], shapes["hidden"][1])
     if sizes != (artifact.feature_size, artifact.hidden_size):
         raise InvalidArtifact(

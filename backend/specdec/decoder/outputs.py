@@ -53,6 +53,8 @@ class Outputs:
         """
         if len(self.token_ids) == self.num_outputs + self.num_draft_steps:
             return False
+        if self.least_logprob == -math.inf:
+            return True
         return sum(self.logprobs[self.num_outputs - 1 :]) >= self.least_logprob
 
     def add_features(self, rows: Array) -> None:

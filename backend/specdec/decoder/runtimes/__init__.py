@@ -21,7 +21,7 @@ from specdec.types import SamplingParams
 
 
 class Draw(NamedTuple):
-    """A token and its natural log-probability."""
+    """A token and its natural log-probability, NaN where that is not wanted."""
 
     token_id: int
     logprob: float
