@@ -32,8 +32,8 @@ OfTarget = Annotated[
     Path,
     typer.Option("--target", help="The exported target it was trained for: whose tables it takes."),
 ]
-# A pass of a head is many reads of its weights and little else: at int8 it takes a third of the
-# time, and what it proposes is checked anyway.
+# A pass of a head is many reads of its weights and little else: at int8 it takes half of the time,
+# a third once they are in the cache, and what it proposes is checked anyway.
 HeadPrecision = Annotated[
     Precision, typer.Option("--precision", help="How the head's matrices are stored.")
 ]

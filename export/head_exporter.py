@@ -28,9 +28,6 @@ from specdec.export.head_source import TargetTables, TrainedHead, identity
 from specdec.export.quantize import Precision
 from specdec.export.shipped import head_label
 
-# A graph of another one is exported again: both parts of it may have changed.
-EXPORTER = f"{graph.VERSION}.{head_graph.VERSION}"
-
 
 def export_head(
     trained: Path,
@@ -58,7 +55,7 @@ def export_head(
     provenance = {
         "specdec.source": f"{identity(trained)} for {of_target.weights_sha256}",
         "specdec.precision": precision.value,
-        "specdec.exporter": EXPORTER,
+        "specdec.exporter": f"{graph.VERSION}.{head_graph.VERSION}",  # either may change
     }
     found = None if force else up_to_date(directory, provenance)
     # The same weights may have another name now, or give out other layers.

@@ -148,10 +148,7 @@ class Driver:
         A prompt that was just answered would otherwise cost its next variant no prefill. A draft
         model has a cache of its own, which only requests that draft can fill.
         """
-        options: dict[str, Any] = {"max_tokens": 1, "num_draft_tokens": 0}
-        if variant.uses_draft_model and not variant.is_plain:
-            options = {**variant.options, **_CERTAIN_DRAFT}
-        count = self.settings.num_slots
+        options, count = _shortest(variant), self.settings.num_slots
 
         def fill(_: int) -> None:
             word = "".join(random.choices(string.ascii_lowercase, k=8))
@@ -169,9 +166,7 @@ class Driver:
         Else each of the requests that happen to arrive in the first step would read it for itself.
         `turn`: see `request`.
         """
-        drafts = variant.uses_draft_model and not variant.is_plain
-        options = _CERTAIN_DRAFT if drafts else {"max_tokens": 1}
-        self.counted(lambda: self.request(_OPENING, variant, turn=turn, **options), 1)
+        self.counted(lambda: self.request(_OPENING, variant, turn=turn, **_shortest(variant)), 1)
 
     def closed_loop(
         self,
@@ -191,8 +186,9 @@ class Driver:
         """
 
         def ask(job: tuple[Prompt, int]) -> Record:
-            count = num_tokens(job[0]) if num_tokens else None
-            options = {"max_tokens": count, "min_tokens": count} if count else {}
+            options: dict[str, Any] = {}
+            if num_tokens is not None:
+                options = dict.fromkeys(("max_tokens", "min_tokens"), num_tokens(job[0]))
             record = self.request(job[0], variant, turn=turn, **options)
             on_done()
             return replace(record, repeat=job[1])
@@ -251,6 +247,13 @@ class Driver:
             stopped = self._stopped
         if stopped:
             stream.close()
+
+
+def _shortest(variant: Variant) -> dict[str, Any]:
+    """Options of a request that only reads its prompt, with the models that this variant uses."""
+    if variant.uses_draft_model and not variant.is_plain:
+        return {**variant.options, **_CERTAIN_DRAFT}
+    return {"max_tokens": 1, "num_draft_tokens": 0}
 
 
 def _record(

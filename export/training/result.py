@@ -46,8 +46,8 @@ def write_head(
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def read_head(directory: Path, head: Head) -> DraftVocabulary:
-    """Load weights into a head of the same config and shape; returns their vocabulary.
+def read_head(directory: Path, head: Head) -> None:
+    """Load weights into a head of the same config and shape.
 
     Raises `InvalidArtifact`: there are none, or they are of another head.
     """
@@ -56,12 +56,12 @@ def read_head(directory: Path, head: Head) -> DraftVocabulary:
 
     try:
         tensors = load_file(directory / WEIGHTS)
-        vocabulary = DraftVocabulary.of_maps(tensors.pop("d2t").numpy(), tensors.pop("t2d").numpy())
+        # No weight belongs to an id, but maps that contradict each other are no head's.
+        DraftVocabulary.of_maps(tensors.pop("d2t").numpy(), tensors.pop("t2d").numpy())
         head.load_state_dict(tensors)
     except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidArtifact(f"{directory} holds no head like this one: {reason}") from None
-    return vocabulary
 
 
 def write_evaluation(directory: Path, evaluation: Evaluation) -> None:

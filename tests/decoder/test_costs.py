@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from specdec.artifact import Artifact
+from specdec.artifact import GRAPH, Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder import costs as costs_module
 from specdec.decoder.costs import FILE, ROWS_ALONE, load_or_measure, measure, shapes
@@ -57,6 +57,10 @@ def test_measured_once_per_artifact_and_machine(tmp_path, idle):
     ask(num_threads=2)
     ask(dataclasses.replace(artifact, weights_sha256="other"))
     assert runtime.num_passes == 3 * measured
+    graph = directory / GRAPH
+    graph.write_bytes(graph.read_bytes() + b"\0")  # the same weights in another graph
+    ask()
+    assert runtime.num_passes == 4 * measured
 
 
 def test_a_damaged_or_unwritable_file_only_costs_time(tmp_path):

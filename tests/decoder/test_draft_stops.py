@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,13 @@ def test_the_token_that_is_too_much_is_the_last(sampling, num_drafted):
         assert len(runtime.batches) == size
         assert decoder._sequences[1].slot.length == len(PROMPT) + size - 1
         check(decoder, runtime)
+
+
+def test_without_logprobs_and_threshold_nothing_stops():
+    decoder, _ = make()
+    decoder.open(1, PROMPT, replace(GREEDY, logprobs=False))
+    (found,) = decoder.extend([call(1, PROMPT, 5)]).sequences
+    assert list(found.token_ids) == drafted(PROMPT, GREEDY, 5)[0]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from specdec.artifact import Artifact
+from specdec.artifact import GRAPH, Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder.head import HeadDecoder, load_head
-from specdec.errors import DecoderFailed
+from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.types import HeadCall, HeadDraft, SamplingParams
 from support.heads import LAYERS, STATIC_IDS, export_tiny_head, random_head
 from support.tiny import export_tiny
@@ -308,6 +310,30 @@ def test_a_pass_that_fails_leaves_what_is_certain(head_dir: Path, failing: int):
     (found,) = draft(decoder, call(start=4, num_rows=6, **tree))
     (wanted,) = draft(opened(head_dir), call(num_rows=6, **tree))
     assert found.token_ids == wanted.token_ids
+
+
+def test_log_probabilities_that_are_no_numbers_are_refused(head_dir: Path):
+    decoder = opened(head_dir)
+    evaluate = decoder._runtime.evaluate
+
+    def broken(batch):
+        found = evaluate(batch)
+        return found._replace(best_logprobs=np.full_like(found.best_logprobs, np.nan))
+
+    decoder._runtime.evaluate = broken  # type: ignore[method-assign]
+    with pytest.raises(DecoderFailed, match="not finite"):
+        draft(decoder, call(max_tokens=4))
+
+
+def test_a_graph_of_an_earlier_version_names_the_remedy(head_dir: Path, tmp_path: Path):
+    old = shutil.copytree(head_dir, tmp_path / "old")
+    model = onnx.load(old / GRAPH, load_external_data=False)
+    model.graph.input[-1].name = "something_else"
+    for node in model.graph.node:
+        node.input[:] = ["something_else" if name == "width" else name for name in node.input]
+    (old / GRAPH).write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidArtifact, match="an earlier version wrote it, export it again"):
+        make(old)
 
 
 @pytest.mark.parametrize("max_tokens", [0, 4], ids=["catching up", "drafting"])

@@ -12,6 +12,7 @@ import pytest
 
 from specdec.artifact import HEAD, Artifact, why_unfit
 from specdec.errors import InvalidArtifact, SpecdecError, UnsupportedModel
+from specdec.export import graph, head_graph
 from specdec.export.head_exporter import export_head
 from specdec.export.quantize import Precision
 from support.heads import LAYERS, random_head, write_head
@@ -50,6 +51,14 @@ def test_it_is_kept_until_something_changes(parts, tmp_path, progress):
     changed = tmp_path / "trained"
     head, _ = random_head(parts[0].parent / "model", seed=1)
     assert not run((write_head(changed, head), parts[1]), tmp_path, progress).reused
+
+
+@pytest.mark.parametrize("part", [graph, head_graph], ids=["a decoder's", "a head's own"])
+def test_another_graph_is_exported_again(parts, tmp_path, progress, monkeypatch, part):
+    run(parts, tmp_path, progress)
+    assert run(parts, tmp_path, progress).reused
+    monkeypatch.setattr(part, "VERSION", 99)
+    assert not run(parts, tmp_path, progress).reused
 
 
 def test_what_is_kept_is_found_without_torch(parts, tmp_path):

@@ -42,9 +42,8 @@ def load_or_measure(
     Overwrites the cache's contents.
     """
     key = (
-        f"{artifact.weights_sha256[:16]}{_graph(directory)} {artifact.precision} {_machine()} "
-        f"x{num_threads} "
-        f"{runtime.num_slots} slots, idle"
+        f"{artifact.weights_sha256[:16]}{_graph(directory)} {artifact.precision} "
+        f"{_machine()} x{num_threads} {runtime.num_slots} slots, idle"
     )
     path = (directory / ARTIFACT).resolve().parent / FILE  # the served directory may hold links
     saved = _read(path)

@@ -30,10 +30,10 @@ from specdec.decoder import batch, head_batch, head_runtime
 from specdec.decoder.batch import MAX_SHARED_ROWS
 from specdec.decoder.cache import Cache, Slot
 from specdec.decoder.costs import load_or_measure
-from specdec.decoder.head_batch import Bools, Floats, HeadShare, Row
+from specdec.decoder.head_batch import HeadShare, Row
 from specdec.decoder.head_growth import ROOT, Growth
 from specdec.decoder.head_runtime import HeadRuntime
-from specdec.decoder.head_vocabulary import Best, Columns, OwnIds, columns
+from specdec.decoder.head_vocabulary import Best, Bools, Columns, Floats, OwnIds, columns
 from specdec.errors import DecoderFailed
 from specdec.types import (
     DecoderInfo,
@@ -215,9 +215,9 @@ class HeadDecoder:
                 width=width,
             )
         )
-        if not np.isfinite(outputs.hidden).all() or np.isnan(outputs.logprobs).any():
+        if not np.isfinite(outputs.hidden).all() or np.isnan(outputs.best_logprobs).any():
             raise DecoderFailed("the head's hidden states are not finite")
-        best = shared.best(outputs.best_columns, outputs.logprobs)
+        best = shared.best(outputs.best_columns, outputs.best_logprobs)
         row = output = 0
         for share in shares:
             first_row, first_output = row, output

@@ -16,10 +16,8 @@ import numpy as np
 
 from specdec.decoder import batch
 from specdec.decoder.batch import Batch, Ints, Share
+from specdec.decoder.head_vocabulary import Bools, Floats
 from specdec.types import Features
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Row(NamedTuple):

@@ -12,8 +12,8 @@ from specdec.artifact import STATIC_IDS, Artifact
 from specdec.decoder.batch import INPUTS as BATCH_INPUTS
 from specdec.decoder.batch import Batch
 from specdec.decoder.head_batch import INPUTS as HEAD_INPUTS
-from specdec.decoder.head_batch import Floats, HeadBatch
-from specdec.decoder.head_vocabulary import Ints
+from specdec.decoder.head_batch import HeadBatch
+from specdec.decoder.head_vocabulary import Floats, Ints
 from specdec.decoder.runtimes.onnxruntime import Array, OnnxRuntime, check_cache, open_session
 from specdec.errors import InvalidArtifact
 
@@ -24,7 +24,7 @@ class HeadOutputs(NamedTuple):
     """Of one pass over N rows, R of them with logits, of which the K largest are told."""
 
     best_columns: Ints  # [R, K] likeliest first: a static id's number, or behind those an extra's
-    logprobs: Floats  # [R, K]
+    best_logprobs: Floats  # [R, K]
     hidden: Floats  # [N, H]
 
 
@@ -63,7 +63,7 @@ class HeadRuntime(OnnxRuntime):
         width = np.array([_TYPICAL_WIDTH])
         source = np.arange(num_rows)
         fed = HeadBatch(batch, nothing, hidden, source, extra_ids, allowed, width)
-        return self.evaluate(fed).logprobs
+        return self.evaluate(fed).best_logprobs
 
 
 def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int) -> HeadRuntime:

@@ -88,6 +88,31 @@ def test_a_draft_models_cache_is_filled_by_drafting():
     assert client.requests[-1][1]["num_draft_tokens"] == 4
 
 
+def test_the_opening_is_read_by_every_model_that_a_variant_uses():
+    client = FakeClient()
+    options = {"drafter": "draft_model", "num_draft_tokens": 4}
+    own = driver(client)
+    own.read_opening(Variant("draft_model:4", options, uses_draft_model=True), "1/0")
+    own.read_opening(PLAIN, "1/0")
+    (_, drafting), (_, plain) = client.requests
+    assert (drafting["num_draft_tokens"], drafting["max_tokens"]) == (1, 3)
+    assert (plain["num_draft_tokens"], plain["max_tokens"]) == (0, 1)
+    assert drafting["cache_salt"] != plain["cache_salt"]
+
+
+def test_the_opening_waits_until_the_server_has_counted_it(monkeypatch):
+    """Counters come late: else the loop behind it would be charged for it."""
+    own, counted = driver(FakeClient()), []
+    after = own._scraper.after
+
+    def noted(before, num_requests):
+        counted.append((num_requests, after(before, num_requests).num_finished))
+
+    monkeypatch.setattr(own._scraper, "after", noted)
+    own.read_opening(PLAIN, "1/0")
+    assert counted == [(1, 1)]
+
+
 def test_the_cache_can_be_left_alone_and_metrics_can_be_missing():
     client = FakeClient()
     found = driver(client, scraper=False, clears_cache=False).measured(HELLO, PLAIN)

@@ -11,7 +11,7 @@ unanswered of Arena-Hard and Self-Instruct follows. The same files give the same
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,8 @@ class Passage:
         self.question = user.split("<|im_end|>")[0].strip()
 
 
-def passages(prompts: Path, tokenizer: Any) -> Iterator[Passage]:
-    """In the order of the two answer files."""
-    first = Prompts.read([prompts], tokenizer, max_tokens=256)
-    second = Prompts.read([], tokenizer, max_tokens=384, starts=HERE.parent / "starts.jsonl")
-    found = [
-        *answers.load(HERE / "answers.npz", first),
-        *answers.load(HERE / "answers-starts.npz", second),
-    ]
+def passages(found: Iterable[Answer], tokenizer: Any) -> Iterator[Passage]:
+    """Of old answers, prompts that the target wrote itself left out."""
     for answer in found:
         is_prompt = answer.number < 0 and answer.number % 2
         if not is_prompt and answer.source in PROSE and is_prose(answer):
@@ -88,48 +82,48 @@ def is_prose(answer: Answer) -> bool:
 def documents(pool: Sequence[Passage], choose: random.Random) -> Iterator[tuple[str, str]]:
     """(source, prompt) of every kind in turn."""
     for _ in range(COUNTS["summary"]):
-        parts = choose.sample(pool, choose.randint(2, 5))
-        text = "\n\n".join(part.text for part in parts)
+        text = joined(choose.sample(pool, choose.randint(2, 5)))
         yield "summary", choose.choice(SUMMARY).format(text=text)
     for _ in range(COUNTS["context"]):
         parts = choose.sample(pool, choose.randint(2, 5))
         form, question = choose.choice(PASSAGE), choose.choice(parts).question
-        listed = "\n\n".join(form.format(n=n, text=p.text) for n, p in enumerate(parts, start=1))
-        yield "context", choose.choice(CONTEXT).format(passages=listed, question=question)
+        yield (
+            "context",
+            choose.choice(CONTEXT).format(passages=joined(parts, form), question=question),
+        )
     for _ in range(COUNTS["rewrite"]):
-        parts = choose.sample(pool, choose.randint(1, 3))
-        text = "\n\n".join(part.text for part in parts)
+        text = joined(choose.sample(pool, choose.randint(1, 3)))
         yield "rewrite", choose.choice(REWRITE).format(text=text)
 
 
-def unanswered(prompts: Path, tokenizer: Any) -> Iterator[tuple[str, str]]:
+def joined(parts: Sequence[Passage], form: str = "{text}") -> str:
+    return "\n\n".join(form.format(n=n, text=part.text) for n, part in enumerate(parts, start=1))
+
+
+def unanswered(prompts: Path, tokenizer: Any, found: Iterable[Answer]) -> Iterator[tuple[str, str]]:
     """Of the first set, gsm8k and MBPP aside."""
-    read = Prompts.read([prompts], tokenizer, max_tokens=256)
-    old = answers.load(HERE / "answers.npz", read)
-    done = {tuple(a.token_ids[: a.num_prompt_tokens].tolist()) for a in old}
-    for line in prompts.read_text().splitlines():
-        found = json.loads(line)
-        if found["source"] in {"arena", "si"}:
-            ids = tokenizer.apply_chat_template(
-                [{"role": "user", "content": found["prompt"]}], add_generation_prompt=True
-            )
-            ids = ids if isinstance(ids, list) else ids["input_ids"]
-            if tuple(ids) not in done:
-                yield found["source"], found["prompt"]
+    done = {tuple(a.token_ids[: a.num_prompt_tokens].tolist()) for a in found}
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    read = Prompts.read([prompts], tokenizer, max_tokens=sys.maxsize)
+    for line, prompt in zip(lines, read.all, strict=True):
+        if prompt.source in {"arena", "si"} and prompt.token_ids not in done:
+            yield prompt.source, line["prompt"]
 
 
-def main(prompts: str, output: str) -> None:
+def main(prompts: Path, output: Path) -> None:
     with Progress(disable=True) as progress:
         source = resolve("smollm2", progress)
     source.prepare()
-    pool = list(passages(Path(prompts), source.tokenizer))
-    with Path(output).open("w") as file:
-        for name, prompt in (
-            *documents(pool, random.Random(0)),
-            *unanswered(Path(prompts), source.tokenizer),
-        ):
-            file.write(json.dumps({"prompt": prompt, "source": name}) + "\n")
+    tokenizer, starts = source.tokenizer, HERE.parent / "starts.jsonl"
+    first = answers.load(HERE / "answers.npz", Prompts.read([prompts], tokenizer, max_tokens=256))
+    second = answers.load(
+        HERE / "answers-starts.npz", Prompts.read([], tokenizer, max_tokens=384, starts=starts)
+    )
+    pool = list(passages([*first, *second], tokenizer))
+    written = [*documents(pool, random.Random(0)), *unanswered(prompts, tokenizer, first)]
+    lines = (json.dumps({"prompt": prompt, "source": name}) for name, prompt in written)
+    output.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*map(Path, sys.argv[1:3]))
