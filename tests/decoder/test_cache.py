@@ -7,7 +7,7 @@ import pytest
 
 from specdec.decoder.cache import Cache, common_prefix
 from specdec.errors import DecoderFailed
-from support.runtimes import TokenRuntime
+from support.runtimes import TokenRuntime, check_contents
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -37,10 +37,7 @@ class Table:
         self.check()
 
     def check(self) -> None:
-        self.cache.check_integrity()
-        for slot in self.cache.slots:
-            keys = self.runtime.keys[slot.index, : slot.length]
-            assert np.array_equal(keys, slot.tokens[: slot.length])
+        check_contents(self.cache, self.runtime)
 
 
 def test_common_prefix():
@@ -188,32 +185,80 @@ def test_a_distant_prefix_is_copied_next_to_the_others():
 
 
 def test_the_cache_grows_in_buckets_and_keeps_contents():
-    table = Table(max_length=600)
+    table = Table(max_length=1600)
     short, _ = table.open(1, 2, 3)
-    assert table.runtime.length == 256
-    table.open(*range(5, 305))
-    assert table.runtime.length == 512
-    table.open(*range(5, 605))
-    assert table.runtime.length == 704  # 600 tokens and room for padding
+    lengths = []
+    for size in (256, 257, 385, 513, 769, 1025, 1600):
+        table.close(table.open(*range(5, 5 + size))[0], committed=0)
+        lengths.append(table.runtime.length)
+    assert lengths == [256, 384, 512, 768, 1024, 1536, 1664]  # the last: 1600 and room for padding
     assert short.length == 3
 
 
-def test_the_cache_shrinks_when_the_long_one_is_cut_or_old():
-    table = Table(2, max_length=600)
-    long, _ = table.open(*range(600))
-    table.close(long)
-    assert table.runtime.length == 704  # it may be asked for again
-    for i in range(8):
-        table.close(table.open(900 + i, 1)[0])
+def test_a_lone_sequence_finds_a_cache_of_its_size():
+    """Attention pays for all positions: one long prompt of the past must not slow every step."""
+    table = Table(max_length=600)
+    table.close(table.open(*range(600))[0])
+    assert table.runtime.length == 704
+    table.close(table.open(900, 1)[0])
     assert table.runtime.length == 256
-    assert table.open(*range(600))[1] <= 256
+    table.close(table.open(*range(700, 1000))[0])
+    assert table.runtime.length == 384
 
 
-def test_the_cache_shrinks_at_once_when_nothing_long_was_committed():
+def test_a_content_that_the_cache_is_too_short_for_outlasts_it():
+    table = Table(max_length=600)
+    long = range(600)
+    table.close(table.open(*long)[0])
+    for i in range(2):
+        table.close(table.open(900 + i, 1)[0])
+    slot, reused = table.open(*long)
+    assert (table.runtime.length, reused) == (704, 599)
+    other, reused = table.open(*long[:300], 7)  # of one in use
+    assert reused == 300
+    assert {slot.aside, other.aside} == {None}
+
+
+def test_part_of_a_content_aside_is_lent_and_the_whole_stays():
+    table = Table(max_length=600)
+    table.close(table.open(*range(600))[0])
+    table.close(table.open(900, 1)[0])
+    part, reused = table.open(*range(100), 7)
+    assert (table.runtime.length, reused) == (256, 100)
+    table.close(part)
+    assert table.open(*range(600))[1] == 599
+
+
+def test_a_content_aside_moves_to_where_an_older_one_was():
+    table = Table(3, max_length=600)
+    table.open(50, 51)
+    long, far = table.open(*range(600))[0], table.open(800, 1)[0]
+    table.close(far)
+    table.close(long)
+    for _ in range(8):
+        table.cache.make_room(0, 1, 2)
+    assert long.aside is not None
+    assert table.open(902, 1)[0] is long  # next to the one in use
+    assert (far.length, long.aside) == (600, None)
+    assert table.open(*range(600))[1] == 599
+
+
+def test_the_cache_shrinks_when_eight_passes_needed_less():
     table = Table(max_length=600)
     long, _ = table.open(*range(600))
-    table.close(long, committed=10)
+    short, _ = table.open(900, 1)
+    table.close(long)
+    for _ in range(7):
+        table.cache.make_room(1, 2, 5)
+    assert table.runtime.length == 704
+    table.cache.make_room(1, 2, 500)  # one pass that needs it
+    for _ in range(8):
+        assert table.runtime.length == 704
+        table.cache.make_room(1, 2, 5)
+        table.check()
     assert table.runtime.length == 256
+    assert short.length == 2
+    assert table.open(*range(600))[1] == 599
 
 
 def test_the_cache_does_not_shrink_below_a_prompt_that_is_being_read():
@@ -225,8 +270,25 @@ def test_the_cache_does_not_shrink_below_a_prompt_that_is_being_read():
     table.cache.make_room(0, 2, 500)
     assert table.runtime.length >= 500
     table.close(other)
-    assert table.runtime.length >= 400
+    for _ in range(20):
+        table.cache.make_room(0, 2, 2)
+    assert table.runtime.length == 512
     assert reading.reserved == 400
+
+
+def test_a_cache_of_fixed_length_never_shrinks():
+    """Its graph pays for all of it anyway: contents stay where they are."""
+    table = Table(max_length=600)
+    table.runtime.max_length = 704
+    table.close(table.open(*range(600))[0], committed=599)
+    table.close(table.open(900, 1)[0])
+    for _ in range(20):
+        table.cache.make_room(0, 4, 2)
+    assert table.runtime.length == 704
+    assert all(slot.aside is None for slot in table.cache.slots)
+    table.runtime.num_copied = 0
+    assert table.open(*range(600))[1] == 599
+    assert table.runtime.num_copied == 0
 
 
 def test_a_pass_cuts_what_closed_sequences_left_but_not_those_in_use():
@@ -239,7 +301,7 @@ def test_a_pass_cuts_what_closed_sequences_left_but_not_those_in_use():
     assert table.runtime.length == 256
     assert (left.length, used.length) == (240, 240)
     table.cache.make_room(0, 2, 17)
-    assert table.runtime.length == 512
+    assert table.runtime.length == 384
     assert used.length == 240
 
 
@@ -250,6 +312,7 @@ def test_integrity_check_finds_damage():
         lambda c: setattr(c.slots[1], "index", 0),
         lambda c: setattr(c.slots[1], "reserved", 5),
         lambda c: setattr(c.slots[1], "tokens", c.slots[0].tokens),
+        lambda c: [setattr(c.slots[1], name, [ids(1)]) for name in ("in_use", "aside")],
     ):
         table = Table()
         damage(table.cache)

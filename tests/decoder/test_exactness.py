@@ -191,11 +191,36 @@ def test_a_cache_that_grows_meanwhile(decoder, case):
 
     decoder._runtime.forward = note
     assert run_together(decoder, both)[0] == reference
-    assert lengths == {256, 512, 1024}
+    assert lengths == {256, 384, 512, 768}
+
+
+def test_a_cache_that_shrinks_meanwhile(decoder, case):
+    """Behind a long sequence that ends, whose content is read again later."""
+    sampling, reference = case
+    long = text(3, 520)
+    first = generate(decoder, long, sampling, 5, sequence_id=1)
+    running = steps(decoder, 2, PROMPT, sampling, NUM_TOKENS)
+    decoder.open(1, text(5, 600), GREEDY)
+    decoder.extend([Extend(1, 0, text(5, 600), 1)])
+    lengths = [decoder._runtime.length]
+    decoder.close([(1, 600)])
+    forward = decoder._runtime.forward
+
+    def note(batch):
+        lengths.append(decoder._runtime.length)
+        return forward(batch)
+
+    decoder._runtime.forward = note
+    assert run_together(decoder, [running])[0] == reference
+    assert sorted({*lengths}) == [256, 768]
+    assert decoder.open(1, long, sampling) >= 519  # what was put aside is back
+    decoder.close([(1, 519)])
+    assert generate(decoder, long, sampling, 5, sequence_id=1) == first
+    decoder._cache.check_integrity()
 
 
 def test_the_last_bucket(artifact_dir, case):
-    """Its size is no power of two."""
+    """Its size is not one of the others."""
     sampling, reference = case
     decoder = load(artifact_dir, max_sequence_length=600)
     decoder.open(7, text(4, 600), GREEDY)
@@ -205,12 +230,13 @@ def test_the_last_bucket(artifact_dir, case):
 
 
 def test_random_traffic_equals_fresh_decoders(artifact_dir):
-    """Waves of requests that share prefixes, over what earlier waves left in the cache."""
+    """Waves of requests that share prefixes, over what earlier waves left in the cache or aside."""
     rng = random.Random(1)
     decoder = load(artifact_dir)
     fresh = load(artifact_dir)
-    stems = [text(s, n) for s, n in ((20, 30), (21, 90), (22, 200))]
-    for wave in range(4):
+    every = [text(s, n) for s, n in ((20, 30), (21, 90), (22, 200), (23, 500))]
+    for stems in (every[:3], every, every[:2], every):
+        wave = rng.randrange(1000)
         prompts = [rng.choice(stems) + text(100 * wave + i, rng.randint(1, 9)) for i in range(6)]
         sequences, references = [], []
         for i, prompt in enumerate(prompts):

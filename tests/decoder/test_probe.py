@@ -45,6 +45,7 @@ def test_finds_the_smallest_stable_count(axis, needed, found):
         lambda b: slots(b) > 2,
         lambda b: slots(b) == 2 and rows(b) > 20 - 16,
         lambda b: positions(b) != 256,
+        lambda b: positions(b) == 384,
         lambda b: places(b) == 17,
         lambda b: rows(b) % 2 == 1 and rows(b) > 16,
     ],

@@ -13,6 +13,7 @@ import numpy as np
 
 from specdec.artifact import Artifact
 from specdec.decoder.batch import Batch
+from specdec.decoder.cache import Cache
 from specdec.decoder.runtimes import Place
 from specdec.errors import DecoderFailed
 
@@ -123,3 +124,19 @@ class TokenRuntime:
         assert source != target
         self.keys[target, :length] = self.keys[source, :length]
         self.num_copied += length
+
+    def read(self, slot: int, length: int) -> list[np.ndarray]:
+        assert length <= self.length
+        return [self.keys[slot, :length].copy()]
+
+    def write(self, slot: int, content: list[np.ndarray], length: int) -> None:
+        self.keys[slot, :length] = content[0][:length]
+        self.num_copied += length
+
+
+def check_contents(cache: Cache, runtime: TokenRuntime) -> None:
+    """What the slots are said to hold is what they hold, in the cache or aside."""
+    cache.check_integrity()
+    for slot in cache.slots:
+        keys = runtime.keys[slot.index] if slot.aside is None else slot.aside[0]
+        assert np.array_equal(keys[: slot.length], slot.tokens[: slot.length])

@@ -7,7 +7,14 @@ import numpy as np
 from specdec.decoder.decoder import CachedDecoder
 from specdec.sampling import sample
 from specdec.types import DecoderInfo, Extend, SamplingParams
-from support.runtimes import FEATURE_SIZE, VOCAB_SIZE, TokenRuntime, artifact, logits_after
+from support.runtimes import (
+    FEATURE_SIZE,
+    VOCAB_SIZE,
+    TokenRuntime,
+    artifact,
+    check_contents,
+    logits_after,
+)
 from support.trees import path
 
 LIMIT = VOCAB_SIZE - 2  # ids that may be emitted
@@ -48,9 +55,7 @@ def make(
 
 def check(decoder, runtime) -> None:
     """What the decoder believes its slots hold is what they hold."""
-    decoder._cache.check_integrity()
-    for slot in decoder._cache.slots:
-        assert np.array_equal(runtime.keys[slot.index, : slot.length], slot.tokens[: slot.length])
+    check_contents(decoder._cache, runtime)
 
 
 def drawn(text, sampling, num_prompt_tokens):

@@ -4,6 +4,13 @@ Keys and values at a position are a function of the tokens up to it alone. So a 
 described by `tokens[:length]`, rewinding is lowering `length`, and any slot that starts with the
 same tokens, in use or left behind by a closed sequence, can lend them to a new sequence; of the
 same salt, for how soon an answer comes would tell a stranger what others have asked.
+
+Attention pays for all S positions of a slot, so S follows the sequences in use. What closed ones
+left is put aside when S changes, and is back in the cache when a sequence begins with it:
+
+    in use   A [#######..........]   B closes, S falls   A [#######..]
+    in use   B [###############..]                         [.........]   aside: B ###############
+
 Knows nothing of sampling or passes; moves keys and values only through the runtime.
 """
 
@@ -16,13 +23,16 @@ from typing import Any
 import numpy as np
 
 from specdec.decoder.batch import MAX_SHARED_ROWS
-from specdec.decoder.runtimes import Runtime
+from specdec.decoder.runtimes import Content, Runtime
 from specdec.errors import DecoderFailed
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 _FIRST_LENGTH = 256  # smallest bucket of cache positions
-_STRIDE = 64  # the last bucket is a multiple: sums over positions then split the same way in all
+_STRIDE = 64  # every bucket is a multiple: sums over positions then split the same way in all
+# Passes in a row that a smaller bucket would do for before it is taken: to move there costs what a
+# few passes gain by it.
+_PATIENCE = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +46,15 @@ class Slot:
     reserved: int = 0  # positions that its sequence will need at least
     last_used: int = 0  # number of the `open` or `close` that last touched it
     salt: int = 0  # only sequences with the same may use the content
+    aside: Content | None = None  # where the content is if not in the cache; never while in use
+
+    @property
+    def occupied(self) -> int:
+        """Positions of its place in the cache that hold content."""
+        return self.length if self.aside is None else 0
+
+    def clear(self) -> None:
+        self.length, self.aside = 0, None
 
 
 def common_prefix(left: Ints, right: Ints) -> int:
@@ -55,11 +74,13 @@ class Cache:
         # Every sequence of a pass is padded to the longest, so writes reach behind max_length.
         self._longest = -(-(max_length + MAX_SHARED_ROWS) // _STRIDE) * _STRIDE
         self._clock = 0
+        self._num_roomy = 0  # passes in a row with a larger bucket than they need
         self._resize(self._bucket(0))
 
     @property
     def lengths(self) -> list[int]:
-        return [slot.length for slot in self.slots]
+        """[num_slots] positions of each slot that passes must leave alone."""
+        return [slot.occupied for slot in self.slots]
 
     def open(self, prompt: Ints, salt: int = 0) -> Slot:
         """Take a slot; its `length` says how many prompt tokens it already holds.
@@ -74,18 +95,22 @@ class Cache:
         if not free:
             raise DecoderFailed(f"all {len(self.slots)} slots are in use: close a sequence first")
         shared, donor = self._donor(prompt[:-1], salt)
+        if len(free) == len(self.slots):
+            self._fit(len(prompt))
+        if shared > self._runtime.length:
+            self._resize(self._bucket(len(prompt)))
         near = self._nearest(free)
         if shared and donor in near and (donor.length == shared or len(free) == 1):
             slot = donor
+            if slot.aside is not None:
+                self._runtime.write(slot.index, slot.aside, shared)
         else:
             slot = self._vacate([s for s in free if s is not donor or not shared])
             if shared:
-                self._runtime.copy(donor.index, slot.index, shared)
-                if not donor.in_use and donor.length == shared:
-                    donor.length = 0  # the copy holds all of it
+                self._lend(donor, slot, shared)
         slot.tokens[:shared] = prompt[:shared]
         slot.length, slot.in_use, slot.reserved = shared, True, len(prompt)
-        slot.salt = salt
+        slot.salt, slot.aside = salt, None
         self._touch(slot)
         return slot
 
@@ -94,7 +119,6 @@ class Cache:
         slot.length = min(slot.length, committed)
         slot.in_use, slot.reserved = False, 0
         self._touch(slot)
-        self._shrink()
 
     def make_room(self, first: int, last: int, num_places: int) -> None:
         """Let a pass write `num_places` positions behind every slot of [first, last).
@@ -106,16 +130,25 @@ class Cache:
         needed = num_places + max((s.length for s in slots if s.in_use), default=0)
         if needed > self._runtime.length:
             self._resize(self._bucket(needed))
+        elif self._best_length(num_places) < self._runtime.length:
+            self._num_roomy += 1
+            if self._num_roomy == _PATIENCE:
+                self._fit(num_places)
+        else:
+            self._num_roomy = 0
         for slot in slots:
-            slot.length = min(slot.length, self._runtime.length - num_places)
+            if slot.aside is None:
+                slot.length = min(slot.length, self._runtime.length - num_places)
 
     def check_integrity(self) -> None:
         """Assert what must hold between calls."""
         length = self._runtime.length
         for i, slot in enumerate(self.slots):
             assert slot.index == i, (slot.index, i)
-            assert 0 <= slot.length <= min(length, slot.tokens.size), (i, slot.length, length)
+            assert 0 <= slot.occupied <= length, (i, slot.length, length)
+            assert slot.length <= slot.tokens.size, (i, slot.length)
             assert slot.in_use or slot.reserved == 0, (i, slot.reserved)
+            assert slot.aside is None or not slot.in_use, i
         assert length % _STRIDE == 0, length
         assert len({id(slot.tokens) for slot in self.slots}) == len(self.slots)
 
@@ -151,35 +184,48 @@ class Cache:
 
         slot, victim = min(self._nearest(free), key=worth), min(free, key=worth)
         if slot is not victim and slot.length:
-            self._runtime.copy(slot.index, victim.index, slot.length)
+            if slot.aside is None:
+                self._runtime.copy(slot.index, victim.index, slot.length)
             victim.tokens[: slot.length] = slot.tokens[: slot.length]
             victim.length, victim.last_used = slot.length, slot.last_used
-            victim.salt = slot.salt
-        slot.length = 0
+            victim.salt, victim.aside = slot.salt, slot.aside
+        slot.clear()
         return slot
 
+    def _lend(self, donor: Slot, slot: Slot, shared: int) -> None:
+        """Copy the donor's first `shared` positions."""
+        if donor.aside is None:
+            self._runtime.copy(donor.index, slot.index, shared)
+        else:
+            self._runtime.write(slot.index, donor.aside, shared)
+        if not donor.in_use and donor.length == shared:
+            donor.clear()  # the copy holds all of it
+
     def _bucket(self, needed: int) -> int:
+        """The smallest of 256, 384, 512, 768, 1024, ... that holds `needed`."""
         length = _FIRST_LENGTH
         while length < needed:
-            length *= 2
+            length = length // 2 * 3 if length & (length - 1) == 0 else length // 3 * 4
         assert needed <= self._longest, (needed, self._longest)
         return min(length, self._longest)
 
-    def _resize(self, length: int) -> None:
-        for slot in self.slots:
-            slot.length = min(slot.length, length)
-        self._runtime.resize(length, self.lengths)
+    def _best_length(self, more: int) -> int:
+        """S for the sequences in use, of which each may soon be longer by `more`."""
+        used = (max(s.length + more, s.reserved) for s in self.slots if s.in_use)
+        needed = max(used, default=more) + MAX_SHARED_ROWS
+        return self._bucket(min(needed, self._longest))
 
-    def _shrink(self) -> None:
-        """Take the smallest bucket in which everything fits, but what was not used for long.
-
-        Attention pays for all of the bucket, so one long prompt of the past must not slow every
-        step until its slot happens to be needed.
-        """
-        recent = self._clock - 4 * len(self.slots)
-        needed = max(
-            max(s.length, s.reserved) for s in self.slots if s.in_use or s.last_used >= recent
-        )
-        length = self._bucket(min(needed + MAX_SHARED_ROWS, self._longest))
-        if length < self._runtime.length:
+    def _fit(self, more: int) -> None:
+        """Let S fall to what the sequences in use need. Where a graph's is fixed nothing is won."""
+        length = self._best_length(more)
+        if length < self._runtime.length and self._runtime.max_length is None:
             self._resize(length)
+        self._num_roomy = 0
+
+    def _resize(self, length: int) -> None:
+        if self._runtime.max_length is None:
+            for slot in self.slots:
+                if slot.occupied and not slot.in_use:
+                    slot.aside = self._runtime.read(slot.index, slot.length)
+        self._runtime.resize(length, self.lengths)
+        self._num_roomy = 0

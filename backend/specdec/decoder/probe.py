@@ -20,7 +20,7 @@ from specdec.decoder.batch import ROW_BLOCK, Share
 from specdec.decoder.runtimes import Logits, Runtime
 
 CANDIDATES = (1, 2, 4, 8, 16)
-_LENGTHS = (256, 512)  # cache positions to compare
+_LENGTHS = (256, 384, 512)  # cache positions to compare
 _SIZE = 24  # tokens of the text whose logits are compared
 _LONG = ROW_BLOCK + 1  # rows of the longest chunk tried: wider ones repeat its kernels
 
@@ -134,8 +134,9 @@ def _comparisons(passes: _Passes) -> Iterator[bool]:
             yield same(18, 24, slot=slot, beside=7)
     passes.scribble(_SIZE + 8)
     yield same(0, 12, 13)
-    passes.resize(_LENGTHS[1])
-    yield same(0, 16, 17, 19)
+    for length in _LENGTHS[1:]:
+        passes.resize(length)
+        yield same(0, 16, 17, 19)
     # A long prompt at once, against halves and single tokens.
     longest = passes.longest
     tail = passes.rows(0, longest, outputs=2)

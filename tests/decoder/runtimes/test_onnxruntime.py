@@ -78,6 +78,14 @@ def test_copy_moves_a_prefix(runtime):
     assert np.array_equal(run(runtime, Share(3, 4, TEXT[4:], 2)), reference[4:])
 
 
+def test_a_prefix_outside_the_cache_outlasts_a_resize(runtime):
+    reference = run(runtime, Share(0, 0, TEXT, 6))
+    content = runtime.read(0, 5)
+    runtime.resize(512, [0] * 4)
+    runtime.write(3, content, 4)
+    assert np.array_equal(run(runtime, Share(3, 4, TEXT[4:], 2)), reference[4:])
+
+
 def test_memory_is_aligned_after_any_resize(runtime):
     for length in (256, 704, 512):
         runtime.resize(length, [0] * 4)

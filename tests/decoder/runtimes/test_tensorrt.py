@@ -209,6 +209,15 @@ def test_copy_moves_a_prefix_and_resize_keeps_everything(parts):
     assert np.array_equal(run(runtime, Share(0, 5, TEXT[5:], 1)), expected[5:])
 
 
+def test_a_prefix_is_read_to_the_host_and_written_back(parts):
+    runtime, _, _ = parts
+    expected = run(runtime, Share(0, 0, TEXT, 6))
+    content = runtime.read(0, 5)
+    run(runtime, Share(0, 0, PROMPT, 1))  # overwrites it
+    runtime.write(3, content, 4)
+    assert np.array_equal(run(runtime, Share(3, 4, TEXT[4:], 2)), expected[4:])
+
+
 # --- through the decoder ---------------------------------------------------------------------
 
 

@@ -50,6 +50,10 @@ class Logits(Protocol):
 Features = np.ndarray[Any, np.dtype[np.float32]]
 
 
+# Keys and values of one slot's first positions: of every layer [Hkv, positions, D].
+Content = list[np.ndarray[Any, Any]]
+
+
 class Runtime(Protocol):
     """A loaded graph and its cache: keys and values of `num_slots` x `length` positions.
 
@@ -96,6 +100,14 @@ class Runtime(Protocol):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
+        ...
+
+    def read(self, slot: int, length: int) -> Content:
+        """Copy the first `length` positions of a slot out of the cache."""
+        ...
+
+    def write(self, slot: int, content: Content, length: int) -> None:
+        """Copy the first `length` positions of what `read` gave into a slot."""
         ...
 
 

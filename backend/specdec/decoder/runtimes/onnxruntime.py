@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from specdec.artifact import GRAPH, Artifact
 from specdec.decoder.batch import INPUTS, Batch
-from specdec.decoder.runtimes import Features, Place
+from specdec.decoder.runtimes import Content, Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
 
 Array = np.ndarray[Any, Any]
@@ -139,6 +139,15 @@ class OnnxRuntime:
         """See `Runtime`."""
         for cache in self._caches.values():
             cache[target, :, :length] = cache[source, :, :length]
+
+    def read(self, slot: int, length: int) -> Content:
+        """See `Runtime`."""
+        return [cache[slot, :, :length].copy() for cache in self._caches.values()]
+
+    def write(self, slot: int, content: Content, length: int) -> None:
+        """See `Runtime`."""
+        for cache, part in zip(self._caches.values(), content, strict=True):
+            cache[slot, :, :length] = part[:, :length]
 
 
 def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int) -> OnnxRuntime:

@@ -22,7 +22,7 @@ from specdec.artifact import Artifact
 from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Batch
 from specdec.decoder.buckets import pad
 from specdec.decoder.cuda import Buffer, Cuda, DeviceLogits
-from specdec.decoder.runtimes import Draw, Features, Place
+from specdec.decoder.runtimes import Content, Draw, Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.plan import PLAN, Plan, import_tensorrt
 
@@ -194,6 +194,19 @@ class TensorRTRuntime:
         with self._cuda.active():
             for cache in self._caches.values():
                 cache[target, :, :length].copy_(cache[source, :, :length], non_blocking=True)
+
+    def read(self, slot: int, length: int) -> Content:
+        """See `Runtime`. As float32: NumPy knows no bfloat16."""
+        with self._cuda.active():
+            parts = [cache[slot, :, :length] for cache in self._caches.values()]
+            copies = (part.to("cpu", self._cuda.torch.float32, copy=True) for part in parts)
+            return [copy.numpy() for copy in copies]
+
+    def write(self, slot: int, content: Content, length: int) -> None:
+        """See `Runtime`."""
+        with self._cuda.active():
+            for cache, part in zip(self._caches.values(), content, strict=True):
+                cache[slot, :, :length].copy_(self._cuda.torch.from_numpy(part[:, :length]))
 
 
 def load(
