@@ -212,6 +212,7 @@ def test_a_content_that_the_cache_is_too_short_for_outlasts_it():
     table.close(table.open(*long)[0])
     for i in range(2):
         table.close(table.open(900 + i, 1)[0])
+    table.cache.make_room(0, 4, 9)  # a pass over its slot too
     slot, reused = table.open(*long)
     assert (table.runtime.length, reused) == (704, 599)
     other, reused = table.open(*long[:300], 7)  # of one in use
@@ -240,6 +241,19 @@ def test_a_content_aside_moves_to_where_an_older_one_was():
     assert long.aside is not None
     assert table.open(902, 1)[0] is long  # next to the one in use
     assert (far.length, long.aside) == (600, None)
+    assert table.open(*range(600))[1] == 599
+
+
+def test_a_content_aside_that_is_wholly_lent_from_afar_is_there_once():
+    table = Table(6, max_length=600)
+    table.open(50, 51)
+    long, far = table.open(*range(600))[0], table.open(800, 1, 2, 3)[0]
+    table.close(long)
+    table.close(far)
+    for _ in range(8):
+        table.cache.make_room(0, 1, 2)
+    assert table.open(800, 1, 2, 3, 4) == (long, 4)  # next to the one in use
+    assert (far.length, far.aside) == (0, None)
     assert table.open(*range(600))[1] == 599
 
 

@@ -148,7 +148,7 @@ class Cache:
             assert 0 <= slot.occupied <= length, (i, slot.length, length)
             assert slot.length <= slot.tokens.size, (i, slot.length)
             assert slot.in_use or slot.reserved == 0, (i, slot.reserved)
-            assert slot.aside is None or not slot.in_use, i
+            assert slot.aside is None or (slot.length and not slot.in_use), i
         assert length % _STRIDE == 0, length
         assert len({id(slot.tokens) for slot in self.slots}) == len(self.slots)
 

@@ -81,6 +81,7 @@ def test_copy_moves_a_prefix(runtime):
 def test_a_prefix_outside_the_cache_outlasts_a_resize(runtime):
     reference = run(runtime, Share(0, 0, TEXT, 6))
     content = runtime.read(0, 5)
+    assert all(part.base is None for part in content)  # the old cache can be freed
     runtime.resize(512, [0] * 4)
     runtime.write(3, content, 4)
     assert np.array_equal(run(runtime, Share(3, 4, TEXT[4:], 2)), reference[4:])
