@@ -30,7 +30,7 @@ help:
 	@echo
 	@echo 'Variables, as in `make serve PRECISION=int8 HTTP_PORT=9000`:'
 	@echo '  PYTHON=$(PYTHON)  Python 3.10 to 3.13 for the virtual environment'
-	@echo '  PRECISION=$(PRECISION)  of the exported target: fp32, int8, int4'
+	@echo '  PRECISION=$(PRECISION)  of the exported target: fp32, int8, w8a8, int4'
 	@echo '  MODEL=$(MODEL)  what is exported: a Hugging Face directory, a GGUF file'
 	@echo '  HTTP_PORT=$(HTTP_PORT)  GRPC_PORT=$(GRPC_PORT)  METRICS_PORT=$(METRICS_PORT)'
 	@echo '  SERVE_ARGS, BENCH_ARGS, PYTEST_ARGS  more options of specdec serve, specdec bench, pytest'

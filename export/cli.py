@@ -58,7 +58,7 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="How matrices are stored. ONNX Runtime: fp32 (default), int8, int4; "
+        help="How matrices are stored. ONNX Runtime: fp32 (default), int8, w8a8, int4; "
         "TensorRT: bf16 (default), fp16, int8, int4, fp8.",
         show_default=False,
     ),

@@ -23,7 +23,7 @@ from specdec.export import architectures, tokenizer
 from specdec.export.check import Comparison
 from specdec.export.config_pbtxt import decoder_config
 from specdec.export.features import AUTO, Features
-from specdec.export.forms import Form, OnnxForm
+from specdec.export.forms import Form, target_form
 from specdec.export.graph import VERSION, GraphWriter
 from specdec.export.quantize import Precision
 from specdec.export.sources import Source
@@ -104,7 +104,7 @@ def export(
         InvalidRequest: `output` cannot be written, or the model has no such features.
     """
     directory = output / VERSION_DIRECTORY
-    form = OnnxForm(precision) if compiler is None else compiler.form
+    form = target_form(precision) if compiler is None else compiler.form
     provenance = {
         "specdec.source": source.identity,
         "specdec.precision": form.precision,

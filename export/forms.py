@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from specdec.export.graph import Array, GraphWriter
 
 
+_STEP = np.array(1 / 127, np.float32)
+_ZERO = np.array(128, np.uint8)  # the fast kernels want unsigned activations
+
+
 class Form(Protocol):
     """How one runtime wants the same decoder written down."""
 
@@ -51,6 +55,50 @@ class HeadForm:
         return graph.op("DynamicQuantizeMatMul", x, *parts, out=out, domain="com.microsoft")
 
 
+class RowForm:
+    """For ONNX Runtime: int8 weights with a scale per output, int8 activations with one per row.
+
+    A row's numbers depend on no other row, and sums of whole numbers on no order:
+
+        x [N, K] -> largest [N, 1] = max |x| of each row -> rounded [N, K] = x * 127 / largest
+        y [N, M] = (rounded @ weights) * scales / 127 * largest
+    """
+
+    precision = Precision.w8a8.value
+    dtype = np.float32
+    cache_length = None
+    domains: ClassVar[Mapping[str, int]] = {"com.microsoft": 1}
+
+    def __init__(self) -> None:
+        self._rounded: dict[str, tuple[str, str]] = {}  # x -> rounded, largest
+
+    def product(self, graph: GraphWriter, x: str, name: str, weight: Array, out: str | None) -> str:
+        """See `Form`; products of the same x share its rounding."""
+        if x not in self._rounded:
+            self._rounded[x] = self._round(graph, x)
+        rounded, largest = self._rounded[x]
+        packed = pack_columns(weight.T)
+        weights = graph.constant(f"{name}.rounded", packed["weight"])
+        scales, zeros = (
+            graph.constant(f"{name}.{n}", packed[n]) for n in ("scales", "zero_points")
+        )
+        step, zero = graph.constant("rows.step", _STEP), graph.constant("rows.zero", _ZERO)
+        y = graph.op(
+            "MatMulIntegerToFloat",
+            *(rounded, weights, step, scales, zero, zeros),
+            domain="com.microsoft",
+        )
+        return graph.op("Mul", y, largest, out=out)
+
+    def _round(self, graph: GraphWriter, x: str) -> tuple[str, str]:
+        last = graph.constant("rows.axis", np.array([-1]))
+        largest = graph.op("ReduceMax", graph.op("Abs", x), last, keepdims=1)
+        # A row of zeros is divided by zero: whatever that is rounded to is multiplied by it later.
+        share = graph.op("Div", x, largest)
+        step, zero = graph.constant("rows.step", _STEP), graph.constant("rows.zero", _ZERO)
+        return graph.op("QuantizeLinear", share, step, zero), largest
+
+
 class OnnxForm:
     """For ONNX Runtime: float32, and quantised matrices by its own operator."""
 
@@ -59,7 +107,7 @@ class OnnxForm:
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision.value
-        self._bits = precision.bits
+        self._bits = precision.block_bits
         self.domains = {"com.microsoft": 1} if self._bits else {}
         self._blocks: dict[int, str] = {}  # K -> the constant that sums blocks
         self._sums: dict[str, str] = {}  # x -> its block sums
@@ -95,6 +143,11 @@ class OnnxForm:
         return graph.op("Add", main, graph.op("MatMul", self._sums[x], offsets), out=out)
 
 
+def target_form(precision: Precision) -> Form:
+    """What a decoder is written down in for ONNX Runtime."""
+    return RowForm() if precision is Precision.w8a8 else OnnxForm(precision)
+
+
 def head_form(precision: Precision) -> Form:
     """What a head is written down in."""
-    return HeadForm() if precision is Precision.int8 else OnnxForm(precision)
+    return HeadForm() if precision is Precision.int8 else target_form(precision)

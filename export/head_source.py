@@ -146,8 +146,11 @@ class TargetTables:
 
 def _looks_tied(embedding: Array, scales: Array) -> bool:
     """Whether a quantised LM head is of the embedding's rows: a block's scale is the range of its
-    32 weights over the number of steps, so the two are proportional."""
+    32 weights over the number of steps, so the two are proportional; a row's its largest over 127.
+    """
     rows = embedding[:64]
+    if scales.ndim == 1:
+        return np.allclose(np.abs(rows).max(-1) / 127, scales[: len(rows)], rtol=1e-3)
     size = rows.shape[1] // scales.shape[1]
     blocks = rows[:, : size * scales.shape[1]].reshape(len(rows), -1, size)
     ranges = (blocks.max(-1) - blocks.min(-1)).ravel()

@@ -1,5 +1,5 @@
 """Quantisation for ONNX Runtime. Of targets: weights in blocks of 32 inputs, asymmetric, and
-activations in int8 by block. Of heads: see `pack_columns`.
+activations in int8 by block; w8a8 and heads: see `pack_columns`.
 
 The former are packed by ONNX Runtime's own kernels, in the layout of its MatMulNBits operator.
 They are called directly rather than through `MatMulNBitsQuantizer` because that one wants the
@@ -25,12 +25,14 @@ class Precision(str, Enum):
     """How matrices are stored; the embedding table and norms stay float32 in all of them."""
 
     fp32 = "fp32"
-    int8 = "int8"
+    int8 = "int8"  # weights alone
+    w8a8 = "w8a8"  # weights by output, activations by row: vLLM's INT8 W8A8
     int4 = "int4"
 
     @property
-    def bits(self) -> int | None:
-        return {"fp32": None, "int8": 8, "int4": 4}[self.value]
+    def block_bits(self) -> int | None:
+        """Bits of a weight where weights share their scales in blocks of inputs."""
+        return {"int8": 8, "int4": 4}.get(self.value)
 
 
 class PackedMatrix(NamedTuple):

@@ -40,7 +40,7 @@ DRAFTERS = ["ngram", "recycle", "auto", "draft_model", "eagle"]  # chains and tr
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox"
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8", "int4"])
+@pytest.fixture(scope="module", params=["fp32", "int8", "w8a8", "int4"])
 def models(request, tmp_path_factory):
     """A target, a draft that agrees with it now and then (the same weights, fewer bits), and a
     random head, whose trees are wide enough to be right by chance."""

@@ -30,7 +30,7 @@ class Artifact:
 
     architecture: str  # model_type of the Hugging Face config, or HEAD
     runtime: str  # "onnxruntime"
-    precision: str  # fp32, int8, int4
+    precision: str  # fp32, int8, w8a8, int4
     num_layers: int
     num_key_value_heads: int
     head_size: int

@@ -8,7 +8,7 @@ import pytest
 
 from support.tiny import export_tiny
 
-PRECISIONS = ("fp32", "int8", "int4")
+PRECISIONS = ("fp32", "int8", "w8a8", "int4")
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ WIDTHS = [*range(60, 70), *range(124, 134), *range(188, 196), *range(252, 262), 
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "w8a8", "int4"])
 def test_a_row_in_a_pass_of_any_width(tiny_artifacts, precision, num_threads):
     """As the pass's first row and as its last, which a thread may have by itself."""
     config = DecoderConfig(max_sequences=8, num_threads=num_threads)

@@ -50,7 +50,7 @@ def decoders(tiny_artifacts) -> dict[str, tuple[CachedDecoder, CachedDecoder]]:
     }
 
 
-@pytest.fixture(params=["fp32", "int8", "int4"])
+@pytest.fixture(params=["fp32", "int8", "w8a8", "int4"])
 def pair(request, decoders):
     return decoders[request.param]
 

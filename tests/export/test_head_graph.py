@@ -290,7 +290,7 @@ def test_declared_ports_are_the_tables(tmp_path: Path) -> None:
     assert found["logits"] == ("R", "C + M")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "w8a8", "int4"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_tables_come_from_the_target_at_any_precision(
     tmp_path: Path, precision: str, is_tied: bool

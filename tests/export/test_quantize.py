@@ -113,6 +113,16 @@ def test_the_operator_multiplies_by_the_unpacked_matrix(tmp_path: Path, bits: in
     assert np.abs(found - expected).mean() < 0.01 * np.abs(expected).mean()
 
 
+def test_a_w8a8_graph_rounds_what_several_products_read_once(tmp_path: Path) -> None:
+    graph = onnx.load(export_tiny(tmp_path, "w8a8") / GRAPH, load_external_data=False).graph
+    kinds = [node.op_type for node in graph.node]
+    # Two layers of qkv, o, gate, up, down, of which gate and up read the same; and the head.
+    assert (kinds.count("MatMulIntegerToFloat"), kinds.count("QuantizeLinear")) == (11, 9)
+    assert not {"MatMul", "MatMulNBits"} & set(kinds)
+    types = {t.name: t.data_type for t in graph.initializer}
+    assert types["model.embed_tokens.weight"] == TensorProto.FLOAT
+
+
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_matrices_are_packed_and_the_embedding_table_is_not(tmp_path: Path, precision: str) -> None:
     artifact = export_tiny(tmp_path, precision)
@@ -124,6 +134,46 @@ def test_matrices_are_packed_and_the_embedding_table_is_not(tmp_path: Path, prec
     types = {t.name: t.data_type for t in graph.initializer}
     assert types["model.embed_tokens.weight"] == onnx.TensorProto.FLOAT
     assert types["lm_head.blocks"] == onnx.TensorProto.UINT8
+
+
+def row_form_session(tmp_path: Path, weight: Array) -> onnxruntime.InferenceSession:
+    """x -> y = x @ weight.T as w8a8 writes it, twice from the same x."""
+    from specdec.export.forms import RowForm
+    from specdec.export.graph import GraphWriter
+
+    writer = GraphWriter(tmp_path, form=RowForm())
+    outputs = [writer.linear("x", name, weight) for name in ("one", "other")]
+    sizes = {"x": weight.shape[1], **dict.fromkeys(outputs, weight.shape[0])}
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", size])
+        for name, size in sizes.items()
+    ]
+    writer._inputs, writer._outputs = ports[:1], ports[1:]
+    writer.op("Identity", "x", out="logits")
+    writer.finish(vocab_size=weight.shape[1], metadata={})
+    graph = onnx.load(tmp_path / GRAPH, load_external_data=False).graph
+    kinds = [node.op_type for node in graph.node]
+    assert (kinds.count("MatMulIntegerToFloat"), kinds.count("QuantizeLinear")) == (2, 1)
+    return onnxruntime.InferenceSession(str(tmp_path / GRAPH), providers=["CPUExecutionProvider"])
+
+
+def test_w8a8_rounds_each_row_and_each_output_by_itself(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    weight = rng.normal(size=(48, 128)) * rng.uniform(0.1, 9, (48, 1))
+    weight = weight.astype(np.float32)
+    x = rng.normal(size=(5, 128)).astype(np.float32) * np.float32([[1e-6], [1], [40], [0], [3]])
+    session = row_form_session(tmp_path, weight)
+    (_, found, again) = session.run(None, {"x": x})
+    assert np.array_equal(found, again)
+    largest = np.abs(x).max(-1, keepdims=True)
+    rounded = np.rint(x / np.where(largest, largest, 1) * 127)
+    scales = np.abs(weight).max(-1) / 127
+    expected = rounded @ np.rint(weight.T / scales) * (scales / 127) * largest
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+    assert not found[3].any()  # a row of zeros, though it is divided by zero
+    for row in range(len(x)):
+        alone = session.run(None, {"x": x[row : row + 1]})[1]
+        assert np.array_equal(alone[0], found[row])
 
 
 def run_product(matrix, x):

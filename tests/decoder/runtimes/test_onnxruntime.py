@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from specdec.artifact import FILE, GRAPH, Artifact
+from specdec.config import DecoderConfig
 from specdec.decoder.batch import Share, build
+from specdec.decoder.decoder import load_decoder
 from specdec.decoder.runtimes import load_runtime, onnxruntime
 from specdec.errors import DecoderFailed, InvalidArtifact
 
@@ -162,3 +164,38 @@ def test_a_description_of_another_graph(damaged, changes, message):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(InvalidArtifact, match=message):
         load(damaged)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        ("x86_64", "avx2 avx512f avx512_vnni", False),
+        ("x86_64", "avx2 avx_vnni", False),
+        ("x86_64", "avx2 avx512f", True),
+        ("aarch64", "asimd", False),
+        ("x86_64", None, False),
+    ],
+)
+def test_products_of_bytes_saturate_on_x86_without_vnni(monkeypatch, machine, flags, expected):
+    class Cpuinfo:
+        def __init__(self, path):
+            assert path == "/proc/cpuinfo"
+
+        def read_text(self):
+            if flags is None:
+                raise FileNotFoundError
+            return flags
+
+    monkeypatch.setattr(onnxruntime.platform, "machine", lambda: machine)
+    monkeypatch.setattr(onnxruntime, "Path", Cpuinfo)
+    assert onnxruntime.saturates() == expected
+
+
+@pytest.mark.parametrize("is_so", [True, False])
+def test_a_w8a8_model_says_where_it_rounds_more(tiny_artifacts, monkeypatch, caplog, is_so):
+    monkeypatch.setattr(onnxruntime, "saturates", lambda: is_so)
+    for precision in ("w8a8", "int8"):
+        load_decoder(DecoderConfig(max_sequences=2, num_threads=1), tiny_artifacts[precision])
+    assert ["w8a8 on a processor without VNNI" in r.message for r in caplog.records] == (
+        [True] if is_so else []
+    )

@@ -9,6 +9,8 @@ positions and nothing is copied.
 
 from __future__ import annotations
 
+import logging
+import platform
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,8 @@ from specdec.decoder.runtimes import Content, Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
 
 Array = np.ndarray[Any, Any]
+
+logger = logging.getLogger(__name__)
 
 FIRST_LENGTH = 256  # cache positions before anything needs more
 MAX_BINDINGS = 16
@@ -154,7 +158,22 @@ def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: in
     """Create the session. Raises `InvalidArtifact` if the graph is missing or does not fit."""
     session, path = open_session(directory, num_threads)
     _check(session, artifact, path)
+    if artifact.precision == "w8a8" and saturates():
+        logger.warning("%s: w8a8 on a processor without VNNI rounds more; int8 does not", path)
     return OnnxRuntime(session, artifact, num_slots=num_slots)
+
+
+def saturates() -> bool:
+    """Whether sums of two products of bytes can be too large for what holds them here.
+
+    ONNX Runtime's kernels for x86 without VNNI add such pairs in 16 bits.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    try:
+        return "vnni" not in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False  # not known
 
 
 def open_session(directory: Path, num_threads: int) -> tuple[Any, Path]:
