@@ -125,7 +125,8 @@ def _wait_ready(launched: Launched) -> None:
     models = launched.models
     if models.head_left_out:
         ERR.print(f"[yellow]note:[/] {escape(models.head_left_out)}", soft_wrap=True)
-    others = {"draft": models.draft, "eagle": models.head}
+    head = None if models.config.head_in_process else models.head
+    others = {"draft": models.draft, "eagle": head}
     names = ["target", *(name for name, artifact in others.items() if artifact), "speculative"]
     if ERR.is_terminal:
         with ERR.status("starting tritonserver") as status:

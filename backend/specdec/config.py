@@ -45,7 +45,9 @@ class SpeculativeConfig:
     head_model_name: str = ""  # empty: no trained head, the `eagle` drafter is not offered
     target_artifact_dir: str = ""  # empty: the target's version directory in this repository
     draft_artifact_dir: str = ""
-    head_artifact_dir: str = ""
+    head_artifact_dir: str = ""  # empty: see `draft_models.head_dir`
+    head_in_process: bool = True  # run the head here; false: call the model of its name
+    head_num_threads: int = 0  # of a head that runs here; 0: one per processor
     drafter: str = "auto"  # the default; a request may choose another
     num_draft_tokens: int = 8  # the default; a request may choose another
     adaptive: bool = True  # fewer than that where they do not pay; a request may choose
@@ -60,6 +62,7 @@ class SpeculativeConfig:
         _check("max_draft_tokens", self.max_draft_tokens, 0, 64)
         _check("num_draft_tokens", self.num_draft_tokens, 0, self.max_draft_tokens)
         _check("max_running", self.max_running, 1, 256)
+        _check("head_num_threads", self.head_num_threads, 0, 1024)
         _check("max_waiting", self.max_waiting, 0, 100_000)
         _check("prefill_chunk_tokens", self.prefill_chunk_tokens, 1, 1 << 16)
         _check("idle_prefill_chunk_tokens", self.idle_prefill_chunk_tokens, 1, 1 << 16)

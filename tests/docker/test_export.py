@@ -161,8 +161,9 @@ def test_the_head_that_is_shipped_for_the_target_is_served(tmp_path, monkeypatch
         """Whose head; empty: none."""
         export.fill({"TARGET_MODEL": str(model), **environment}, volume, PROJECT)
         named = parameters(repository / "speculative")["head_model_name"]
-        assert (repository / "eagle").exists() == bool(named)
-        return Artifact.read(repository / named / "1").source if named else ""
+        inside = repository / "speculative/1/eagle"
+        assert inside.exists() == bool(named)
+        return Artifact.read(inside).source if named else ""
 
     assert served(model) == ""
     ship_head(tmp_path / "weights", random_head(model)[0], volume / "artifacts/target/1")
@@ -190,6 +191,6 @@ def test_a_failed_export_leaves_what_is_served(tmp_path, capfd):
 def test_an_unknown_size_stops_before_the_repository_changes(tmp_path):
     volume = tmp_path / "models"
     model = write_tiny_llama(tmp_path / "model")
-    with pytest.raises(InvalidConfig, match="max_sequences"):
+    with pytest.raises(InvalidConfig, match="max_running is 'many'"):
         export.fill({"TARGET_MODEL": str(model), "MAX_SEQUENCES": "many"}, volume, PROJECT)
     assert not (volume / "repository").exists()

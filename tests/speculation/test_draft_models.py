@@ -10,7 +10,7 @@ import pytest
 from specdec.artifact import HEAD
 from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidArtifact, InvalidConfig
-from specdec.speculation.draft_models import check_models, offered_drafters
+from specdec.speculation.draft_models import check_models, head_dir, offered_drafters
 from support.runtimes import artifact
 
 TARGET = artifact(hidden_size=8, feature_layers=(1, 2), vocabulary_sha256="tokens")
@@ -44,6 +44,17 @@ def test_drafters_that_call_a_model_need_one():
 def test_a_default_that_cannot_be_stops_loading(drafter, message):
     with pytest.raises(InvalidConfig, match=message):
         offered(drafter=drafter)
+
+
+def test_where_a_head_lies(tmp_path):
+    beside, own = tmp_path / "speculative/1/eagle", tmp_path / "eagle/1"
+    for exists in (False, True):
+        if exists:
+            beside.mkdir(parents=True)
+        assert head_dir(CONFIG, tmp_path) == (beside if exists else own)
+        assert head_dir(replace(CONFIG, head_in_process=False), tmp_path) == own
+        named = replace(CONFIG, head_artifact_dir="/a/head")
+        assert head_dir(named, tmp_path) == Path("/a/head")
 
 
 def check(tmp_path: Path, head, config=CONFIG):

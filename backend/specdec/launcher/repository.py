@@ -3,8 +3,9 @@
 models/speculative/{config.pbtxt, 1/model.py}     copied
 models/ensemble/{config.pbtxt, 1/}
 models/target/{config.pbtxt, 1/model.onnx ...}    linked to the artifact's files
-models/draft/...  models/eagle/...                a draft, and a trained head that fits the target,
-                                                  where there are some
+models/draft/...                                  a draft, where there is one
+models/speculative/1/eagle/...                    a trained head that fits the target, where there
+                                                  is one; models/eagle/... where it is a model
 """
 
 from __future__ import annotations
@@ -70,18 +71,23 @@ def compose(models: Models, destination: Path) -> Composed:
     for name, folder in ((DRAFT, draft), (HEAD, head)):
         if folder is not None:
             artifacts[name], folders[name] = _read_artifact(folder, name), folder
-    served = [SPECULATIVE, ENSEMBLE, *artifacts]
+    overrides = {p: x if x in artifacts else "" for x, p in _NAMED_BY.items()}
+    overrides |= models.parameters.get(SPECULATIVE, {})
+    config = _speculative_config(models.source / SPECULATIVE / CONFIG, overrides)
+    inside = {HEAD} if config.head_in_process else set()
+    served = [SPECULATIVE, ENSEMBLE, *(x for x in artifacts if x not in inside)]
     if unknown := sorted(set(models.parameters) - set(served)):
         raise InvalidConfig(f"no model {unknown[0]!r} is served: there are {', '.join(served)}")
     shared = dict.fromkeys(artifacts, models.decoder_parameters)
-    shared[SPECULATIVE] = {p: x if x in artifacts else "" for x, p in _NAMED_BY.items()}
     parameters = {x: {**shared.get(x, {}), **models.parameters.get(x, {})} for x in served}
 
-    final = _write_model(models.source / SPECULATIVE, destination, parameters[SPECULATIVE])
+    _write_model(models.source / SPECULATIVE, destination, overrides)
     _write_model(models.source / ENSEMBLE, destination, parameters[ENSEMBLE])
     for name, folder in folders.items():
-        _write_decoder(folder, name, models.source, destination, parameters[name])
-    config = from_parameters(SpeculativeConfig, final)
+        if name in inside:
+            _link(folder, destination / SPECULATIVE / "1" / name)
+        else:
+            _write_decoder(folder, name, models.source, destination, parameters[name])
     return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config, left_out)
 
 
@@ -123,14 +129,18 @@ def _read_artifact(directory: Path, name: str) -> Artifact:
     return Artifact.read(directory / "1")
 
 
-def _write_model(source: Path, destination: Path, parameters: Mapping[str, str]) -> dict[str, str]:
-    """Copy a model of the project; returns its final parameters."""
+def _speculative_config(path: Path, overrides: Mapping[str, str]) -> SpeculativeConfig:
+    own = {key: value.string_value for key, value in read_config(path).parameters.items()}
+    return from_parameters(SpeculativeConfig, {**own, **overrides})
+
+
+def _write_model(source: Path, destination: Path, parameters: Mapping[str, str]) -> None:
+    """Copy a model of the project."""
     version = destination / source.name / "1"
     version.mkdir(parents=True)
-    final = _write_config(source / CONFIG, source.name, destination, parameters)
+    _write_config(source / CONFIG, source.name, destination, parameters)
     for path in sorted((source / "1").glob("*.py")):
         shutil.copy2(path, version / path.name)
-    return final
 
 
 def _write_decoder(
@@ -141,9 +151,15 @@ def _write_decoder(
     own = artifact / CONFIG
     path = own if own.is_file() else source / name / CONFIG
     from_parameters(DecoderConfig, _write_config(path, name, destination, parameters))
+    _link(artifact, version)
+
+
+def _link(artifact: Path, folder: Path) -> None:
+    """Every file of an artifact in `folder`."""
+    folder.mkdir(exist_ok=True)
     for file in (artifact / "1").iterdir():
         if not file.name.startswith("."):
-            (version / file.name).symlink_to(file.resolve())
+            (folder / file.name).symlink_to(file.resolve())
 
 
 def _write_config(

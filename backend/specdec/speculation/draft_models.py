@@ -16,6 +16,14 @@ def artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
     return Path(configured) if configured else repository / model_name / "1"
 
 
+def head_dir(config: SpeculativeConfig, repository: Path) -> Path:
+    """The head's artifact: configured, beside `speculative`'s code, or in a model of its own."""
+    beside = repository / "speculative" / "1" / config.head_model_name
+    if config.head_in_process and not config.head_artifact_dir and beside.is_dir():
+        return beside
+    return artifact_dir(config.head_artifact_dir, repository, config.head_model_name)
+
+
 def parameter_of(kind: type[Drafter]) -> str:
     """The parameter that names the model drafters of this kind call; empty: they call none."""
     return f"{kind.model}_model_name" if kind.model else ""
@@ -47,8 +55,8 @@ def check_models(config: SpeculativeConfig, target_dir: Path, repository: Path) 
         Artifact.read(draft_dir)
         check_same_vocabulary(target_dir, draft_dir)
     if config.head_model_name:
-        head_dir = artifact_dir(config.head_artifact_dir, repository, config.head_model_name)
-        _check_head(Artifact.read(target_dir), Artifact.read(head_dir), head_dir)
+        directory = head_dir(config, repository)
+        _check_head(Artifact.read(target_dir), Artifact.read(directory), directory)
 
 
 def _check_head(target: Artifact, head: Artifact, directory: Path) -> None:

@@ -197,17 +197,18 @@ class Service:
             return
         target, info = connected
         models: dict[str, DraftModel] = {}  # by drafter
-        costs: dict[str, CostModel] = {}  # by model: drafters may share one
+        shared: dict[str, tuple[Decoder, CostModel]] = {}  # by model: drafters may share one
         for name in self.drafters:
             if name == NONE:
                 continue
             kind, draft = drafter_class(name), None
             if model_name := model_of(kind, self._config):
-                found = self._wait_for(model_name)
-                if found is None:
-                    return
-                draft, draft_info = found
-                cost = costs.setdefault(model_name, CostModel.fit(draft_info.costs))
+                if model_name not in shared:
+                    found = self._wait_for(model_name)
+                    if found is None:
+                        return
+                    shared[model_name] = found[0], CostModel.fit(found[1].costs)
+                draft, cost = shared[model_name]
                 models[name] = DraftModel(cost, kind.grows_trees, is_optional=not kind.needs_model)
             self._instances[name] = kind(draft)
         self._limits = Limits(

@@ -10,14 +10,30 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from specdec.config import SpeculativeConfig, from_parameters
+from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
 from specdec.errors import InvalidRequest
+from specdec.speculation.draft_models import head_dir
 from specdec.speculation.publisher import MetricsPublisher
 from specdec.speculation.service import Service
 from specdec.speculation.triton_io import BlsTransport, Outbox, read_request
 from specdec.wire import RemoteDecoder
 
 SWITCH_SECONDS = 0.0005  # a busy thread may delay a BLS hop by two of these; the default is 5 ms
+
+
+def load_head_here(config, repository):
+    """The head by its name if it is to run in this process: its passes take half as long as the way
+    to another one. As many sequences as run here, as long as it can take."""
+    if not (config.head_model_name and config.head_in_process):
+        return {}
+    from specdec.decoder.load import load
+
+    sizes = DecoderConfig(
+        max_sequences=config.max_running,
+        max_sequence_length=1 << 20,
+        num_threads=config.head_num_threads,
+    )
+    return {config.head_model_name: load(sizes, head_dir(config, repository))}
 
 
 class TritonPythonModel:
@@ -28,11 +44,15 @@ class TritonPythonModel:
         values = {name: value["string_value"] for name, value in parameters.items()}
         config = from_parameters(SpeculativeConfig, values)
         self._outbox = Outbox()
-        self._service = Service(
-            config,
-            Path(args["model_repository"]).parent,
-            lambda model_name: RemoteDecoder(BlsTransport(model_name, self._outbox.poll)),
-        )
+        repository = Path(args["model_repository"]).parent
+        here = load_head_here(config, repository)
+
+        def connect(model_name):
+            if model_name in here:
+                return here[model_name]
+            return RemoteDecoder(BlsTransport(model_name, self._outbox.poll))
+
+        self._service = Service(config, repository, connect)
         self._publisher = MetricsPublisher(
             pb_utils.MetricFamily,
             self._service.metrics,
