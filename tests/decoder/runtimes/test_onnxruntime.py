@@ -80,6 +80,28 @@ def test_copy_moves_a_prefix(runtime):
     assert np.array_equal(run(runtime, Share(3, 4, TEXT[4:], 2)), reference[4:])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_contents_outlast_any_resizes_in_the_same_memory(runtime, seed):
+    rng = np.random.default_rng(seed)
+    held = [cache[:, :, :0].copy() for cache in runtime._caches.values()]
+    counts = [0] * 4
+    addresses = set()
+    for length in rng.choice([256, 320, 384, 512, 640, 704], 12).tolist():
+        counts = [min(count, length) for count in counts]
+        runtime.resize(length, counts)
+        assert runtime.length == length
+        for cache, kept in zip(runtime._caches.values(), held, strict=True):
+            assert cache.shape == (4, 2, length, 16)
+            for slot, count in enumerate(counts):
+                assert np.array_equal(cache[slot, :, :count], kept[slot, :, :count])
+        addresses.add(next(iter(runtime._caches.values())).ctypes.data)
+        counts = [int(rng.integers(0, length + 1)) * int(rng.random() < 0.8) for _ in range(4)]
+        for cache in runtime._caches.values():
+            cache[:] = rng.normal(size=cache.shape)
+        held = [cache.copy() for cache in runtime._caches.values()]
+    assert len(addresses) <= 3  # of 256, 512 and 1024 positions
+
+
 def test_a_prefix_outside_the_cache_outlasts_a_resize(runtime):
     reference = run(runtime, Share(0, 0, TEXT, 6))
     content = runtime.read(0, 5)

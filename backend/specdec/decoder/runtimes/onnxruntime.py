@@ -64,16 +64,24 @@ class OnnxRuntime:
         self._session = session
         self._row_shape = (artifact.num_key_value_heads, artifact.head_size)  # of one position
         names = [f"{kind}_{i}" for i in range(artifact.num_layers) for kind in ("key", "value")]
-        self._caches = {name: self._new_cache(FIRST_LENGTH) for name in names}
+        # What `resize` gives up stays ours: fresh pages cost more than moving what they hold.
+        self._memory = {name: _aligned((self._num_values(FIRST_LENGTH),)) for name in names}
+        self._caches = {name: self._view(name, FIRST_LENGTH) for name in names}
         sizes = {"logits": artifact.vocab_size, "features": artifact.feature_size}
         self._outputs = {name: _aligned((1, size)) for name, size in sizes.items()}
         # (first, last, outputs) -> binding of those slots' memory: 2 x 2 x layers calls that only
         # change with `resize`. Each keeps the other inputs of its last pass alive, so few stay.
         self._bindings: dict[tuple[int, int, tuple[str, ...]], Any] = {}
 
-    def _new_cache(self, length: int) -> Array:
+    def _num_values(self, length: int) -> int:
         heads, size = self._row_shape
-        return _aligned((self.num_slots, heads, length, size))
+        return self.num_slots * heads * length * size
+
+    def _view(self, name: str, length: int) -> Array:
+        """A cache [num_slots, Hkv, length, D] at the beginning of its memory."""
+        heads, size = self._row_shape
+        memory = self._memory[name][: self._num_values(length)]
+        return memory.reshape(self.num_slots, heads, length, size)
 
     def forward(self, batch: Batch) -> Array:
         """See `Runtime`. Raises `DecoderFailed` with ONNX Runtime's reason."""
@@ -130,12 +138,20 @@ class OnnxRuntime:
         return binding
 
     def resize(self, length: int, kept: Seq[int]) -> None:
-        """See `Runtime`. One layer at a time, so that the peak is one layer above the larger."""
+        """See `Runtime`. In place where memory allows, else one layer at a time; no memory is ever
+        given back."""
         self._bindings.clear()
+        heads, _ = self._row_shape
+        parts = [(slot, head) for slot, count in enumerate(kept) if count for head in range(heads)]
+        if length > self.length:
+            parts.reverse()  # a part must not be overwritten by one that comes before it
         for name, old in self._caches.items():
-            new = self._new_cache(length)
-            for slot, count in enumerate(kept):
-                new[slot, :, :count] = old[slot, :, :count]
+            if self._num_values(length) > self._memory[name].size:
+                room = 1 << (length - 1).bit_length()  # pages are mapped when touched
+                self._memory[name] = _aligned((self._num_values(room),))
+            new = self._view(name, length)
+            for slot, head in parts:
+                new[slot, head, : kept[slot]] = old[slot, head, : kept[slot]]
             self._caches[name] = new
         self.length = length
 
