@@ -150,7 +150,9 @@ def _looks_tied(embedding: Array, scales: Array) -> bool:
     """
     rows = embedding[:64]
     if scales.ndim == 1:
-        return np.allclose(np.abs(rows).max(-1) / 127, scales[: len(rows)], rtol=1e-3)
+        largest = np.abs(rows).max(-1)
+        expected = np.where(largest > 0, largest / 127, 1.0)
+        return np.allclose(expected, scales[: len(rows)], rtol=1e-3)
     size = rows.shape[1] // scales.shape[1]
     blocks = rows[:, : size * scales.shape[1]].reshape(len(rows), -1, size)
     ranges = (blocks.max(-1) - blocks.min(-1)).ravel()

@@ -25,7 +25,7 @@ class Precision(str, Enum):
     """How matrices are stored; the embedding table and norms stay float32 in all of them."""
 
     fp32 = "fp32"
-    int8 = "int8"  # weights alone
+    int8 = "int8"  # weights and activations in blocks
     w8a8 = "w8a8"  # weights by output, activations by row: vLLM's INT8 W8A8
     int4 = "int4"
 

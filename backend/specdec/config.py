@@ -45,7 +45,7 @@ class SpeculativeConfig:
     head_model_name: str = ""  # empty: no trained head, the `eagle` drafter is not offered
     target_artifact_dir: str = ""  # empty: the target's version directory in this repository
     draft_artifact_dir: str = ""
-    head_artifact_dir: str = ""  # empty: see `draft_models.head_dir`
+    head_artifact_dir: str = ""  # empty: inside this model's version folder, else as the others
     head_in_process: bool = True  # run the head here; false: call the model of its name
     head_num_threads: int = 0  # of a head that runs here; 0: one per processor
     drafter: str = "auto"  # the default; a request may choose another

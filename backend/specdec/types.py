@@ -274,7 +274,7 @@ class Decoder(Protocol):
 
     def close(self, sequences: Seq[tuple[int, int]]) -> None:
         """Free the slots of (sequence_id, committed length); unknown ids are ignored. What was
-        committed stays in the cache for prefix reuse until the slot is needed."""
+        committed is kept for prefix reuse until the slot is needed."""
 
 
 class HeadCall(NamedTuple):

@@ -19,6 +19,7 @@ from specdec.client.bench.records import BareRun, PassCost, Prompt
 from specdec.config import DecoderConfig
 from specdec.decoder import batch
 from specdec.decoder.batch import Share
+from specdec.decoder.cache import bucket
 from specdec.decoder.runtimes import Runtime, load_runtime
 
 ROWS = (*range(1, 10), 13, 17)  # of the timed passes; K=16 has 17
@@ -57,7 +58,7 @@ class BareModel:
         self, prompt: Prompt, prompt_ids: Sequence[int], max_tokens: int, *, repeat: int = 0
     ) -> BareRun:
         """Prefill in chunks, then one token per pass to `max_tokens` or an end id."""
-        self._runtime.resize(self._bucket(0), [0])
+        self._runtime.resize(bucket(0), [0])
         began = time.perf_counter()
         for start in range(0, len(prompt_ids), self._prefill_chunk):
             token = self._pass(prompt_ids[start : start + self._prefill_chunk], start)
@@ -91,7 +92,7 @@ class BareModel:
 
     def _pass(self, token_ids: Sequence[int], start: int, *, num_outputs: int = 1) -> int:
         """The most likely token after the last of `token_ids`."""
-        length = self._bucket(start + max(len(token_ids), MIN_ROWS))
+        length = bucket(start + max(len(token_ids), MIN_ROWS))  # as the server's
         if length > self._runtime.length:
             self._runtime.resize(length, [start])
         arrays = batch.build(
@@ -103,13 +104,6 @@ class BareModel:
         )
         logits = self._runtime.forward(arrays)
         return int(np.argmax(logits[num_outputs - 1, : self._num_ids]))
-
-    def _bucket(self, needed: int) -> int:
-        """Cache positions, doubled as the server does: attention pays for all of them."""
-        length = 256
-        while length < needed:
-            length *= 2
-        return length
 
 
 def load_bare(directory: Path, *, prefill_chunk: int) -> BareModel:

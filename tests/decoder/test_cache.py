@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec.decoder.cache import Cache, common_prefix
+from specdec.decoder.cache import Cache, bucket, common_prefix
 from specdec.errors import DecoderFailed
 from support.runtimes import TokenRuntime, check_contents
 
@@ -45,6 +45,14 @@ def test_common_prefix():
     assert common_prefix(ids(1, 2), ids(1, 2, 3)) == 2
     assert common_prefix(ids(), ids(1)) == 0
     assert common_prefix(ids(9), ids(1)) == 0
+
+
+def test_buckets_are_tight_and_split_sums_alike():
+    for needed in range(1, 9000):
+        length = bucket(needed)
+        assert length >= needed
+        assert length % 128 == 0
+        assert length <= 512 or length - needed < length / 5, needed
 
 
 def test_slots_are_taken_from_the_low_end_and_run_out():
@@ -234,14 +242,23 @@ def test_part_of_a_content_aside_is_lent_and_the_whole_stays():
 def test_a_content_aside_moves_to_where_an_older_one_was():
     table = Table(3, max_length=600)
     table.open(50, 51)
-    long, far = table.open(*range(600))[0], table.open(800, 1)[0]
+    long, far = table.open(*range(600), salt=7)[0], table.open(800, 1)[0]
     table.close(far)
     table.close(long)
     table.cache.make_room(0, 1, 2)
     assert long.aside is not None
     assert table.open(902, 1)[0] is long  # next to the one in use
-    assert (far.length, long.aside) == (600, None)
-    assert table.open(*range(600))[1] == 599
+    assert (far.length, far.salt, long.aside) == (600, 7, None)
+    assert table.open(*range(600), salt=7)[1] == 599
+
+
+def test_a_content_aside_is_lent_under_its_own_salt_alone():
+    table = Table(max_length=600)
+    table.close(table.open(*range(600), salt=7)[0])
+    table.close(table.open(900, 1)[0])
+    assert any(slot.aside for slot in table.cache.slots)
+    assert table.open(*range(600))[1] == 0
+    assert table.open(*range(600), salt=7)[1] == 599
 
 
 def test_a_content_aside_that_is_wholly_lent_from_afar_is_there_once():

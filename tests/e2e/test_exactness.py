@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from specdec.launcher.server_log import loaded_models
 from support.serving import ALL
 from support.triton_client import stream_text
 
@@ -27,7 +28,8 @@ DRAFTERS = ("ngram", "recycle", "auto", "draft_model", "eagle")
 
 @pytest.fixture(scope="module")
 def reference(shared_server):
-    """What the target writes by itself, one request at a time."""
+    """What the target writes by itself, one request at a time. Its head runs in `speculative`."""
+    assert "eagle" not in loaded_models(shared_server.server.log.read_text())
     answers = {
         name: shared_server.ask(PROMPT, num_draft_tokens=0, **sampling)
         for name, sampling in REQUESTS.items()

@@ -3,7 +3,7 @@ import pytest
 from specdec.artifact import HEAD, Artifact
 from specdec.errors import InvalidArtifact, InvalidConfig
 from specdec.launcher.repository import Models, compose, read_config
-from specdec.speculation.draft_models import head_dir
+from specdec.speculation.draft_models import head_dir, with_head_inside
 from support.trivial_repository import write_artifact, write_repository
 
 
@@ -51,11 +51,12 @@ def test_a_head_is_served_when_it_is_there(source, tmp_path):
     assert composed.head_left_out == ""
     assert composed.config.head_model_name == "eagle"
     out = tmp_path / "out"
-    assert head_dir(composed.config, out) == out / "speculative/1/eagle"
+    config = with_head_inside(composed.config, out / "speculative/1")
+    assert head_dir(config, out) == out / "speculative/1/eagle"
     assert Artifact.read(out / "speculative/1/eagle").source == "head for tiny"
     assert not (out / "eagle").exists()
     overrides = {"eagle": {"num_threads": "1"}}
-    with pytest.raises(InvalidConfig, match="no model 'eagle' is served: there are speculative"):
+    with pytest.raises(InvalidConfig, match="eagle runs inside speculative: set"):
         compose(Models(source, parameters=overrides), tmp_path / "again")
 
 
@@ -65,7 +66,8 @@ def test_a_head_can_be_a_model_of_its_own(source, tmp_path):
     out = tmp_path / "out"
     composed = compose(Models(source, parameters=parameters_), out)
     assert not composed.config.head_in_process
-    assert head_dir(composed.config, out) == out / "eagle/1"
+    config = with_head_inside(composed.config, out / "speculative/1")
+    assert head_dir(config, out) == out / "eagle/1"
     assert Artifact.read(out / "eagle/1").source == "head for tiny"
     assert parameters(out / "eagle") == {"num_threads": "1"}
     assert not (out / "speculative/1/eagle").exists()

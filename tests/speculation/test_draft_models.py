@@ -10,7 +10,12 @@ import pytest
 from specdec.artifact import HEAD
 from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidArtifact, InvalidConfig
-from specdec.speculation.draft_models import check_models, head_dir, offered_drafters
+from specdec.speculation.draft_models import (
+    check_models,
+    head_dir,
+    offered_drafters,
+    with_head_inside,
+)
 from support.runtimes import artifact
 
 TARGET = artifact(hidden_size=8, feature_layers=(1, 2), vocabulary_sha256="tokens")
@@ -47,14 +52,19 @@ def test_a_default_that_cannot_be_stops_loading(drafter, message):
 
 
 def test_where_a_head_lies(tmp_path):
-    beside, own = tmp_path / "speculative/1/eagle", tmp_path / "eagle/1"
-    for exists in (False, True):
-        if exists:
-            beside.mkdir(parents=True)
-        assert head_dir(CONFIG, tmp_path) == (beside if exists else own)
-        assert head_dir(replace(CONFIG, head_in_process=False), tmp_path) == own
-        named = replace(CONFIG, head_artifact_dir="/a/head")
-        assert head_dir(named, tmp_path) == Path("/a/head")
+    """Inside the version folder of whatever `speculative` is called here, if there is one."""
+    version, own = tmp_path / "chat-8b/1", tmp_path / "eagle/1"
+
+    def found(config):
+        return head_dir(with_head_inside(config, version), tmp_path)
+
+    version.mkdir(parents=True)
+    assert found(CONFIG) == own
+    (version / "eagle").mkdir()
+    assert found(CONFIG) == version / "eagle"
+    assert found(replace(CONFIG, head_in_process=False)) == own
+    assert found(replace(CONFIG, head_artifact_dir="/a/head")) == Path("/a/head")
+    assert with_head_inside(SpeculativeConfig(), version) == SpeculativeConfig()
 
 
 def check(tmp_path: Path, head, config=CONFIG):

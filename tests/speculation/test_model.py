@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 from specdec import frame, wire
+from specdec.artifact import HEAD
+from specdec.decoder import local
 from specdec.errors import DecoderFailed, InvalidConfig
 from support import fake_pb_utils as pb
 from support.fakes import ScriptedDecoder
 from support.processes import wait_until
 from support.requests import column, tensors
 from support.runtimes import artifact
+from support.scripted_head import ScriptedHead
 from support.tiny import write_tiny_tokenizer
 
 FILE = Path(__file__).parents[2] / "model_repository" / "speculative" / "1" / "model.py"
@@ -109,6 +112,7 @@ def start(repository, monkeypatch):
             {
                 "model_name": "speculative",
                 "model_repository": str(repository / "speculative"),
+                "model_version": "1",
                 "model_config": json.dumps({"parameters": values}),
             }
         )
@@ -323,6 +327,38 @@ def test_calls_carry_ids_and_neither_logits_nor_caches(start):
         assert call.num_tensors == 2
         if call.operation == "extend":  # 200 bytes a row if the 50 logits of each were in it
             assert call.num_bytes <= 128 + 64 * call.num_sequences + 16 * call.num_rows
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_head_runs_in_this_process_unless_it_is_to_be_a_model(
+    start, repository, monkeypatch, is_inside
+):
+    head, loaded = ScriptedHead(), []
+
+    def load_local_head(directory, **sizes):
+        loaded.append((directory, sizes))
+        return head
+
+    monkeypatch.setattr(local, "load_local_head", load_local_head)
+    for folder in ("speculative/1/eagle", "eagle/1"):
+        (repository / folder).mkdir(parents=True, exist_ok=True)
+        artifact(architecture=HEAD).write(repository / folder)
+    calls = BlsCalls(target=ScriptedDecoder(), draft=ScriptedDecoder(), eagle=head)
+    model = start(
+        calls,
+        head_model_name="eagle",
+        head_in_process=str(is_inside).lower(),
+        head_num_threads=2,
+        max_running=5,
+    )
+    (request,) = run(model, ask(max_tokens=20, drafter="eagle"))
+    assert ending(request) is None
+    assert head.calls
+    assert any(call.operation == "draft" for call in calls.calls) != is_inside
+    # auto and eagle share one.
+    assert sum(call.operation == "describe" for call in calls.calls) == 2 + (not is_inside)
+    sizes = {"max_sequences": 5, "num_threads": 2}
+    assert loaded == ([(repository / "speculative/1/eagle", sizes)] if is_inside else [])
 
 
 def test_a_template_nobody_filled_in_stops_loading(start):

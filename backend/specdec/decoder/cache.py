@@ -40,7 +40,7 @@ class Slot:
     """One row of the cache. Content behind `length` is garbage."""
 
     index: int
-    tokens: Ints  # [max_length]; the first `length` are in the cache
+    tokens: Ints  # [max_length]; the first `length` are in the cache, or aside
     length: int = 0
     in_use: bool = False
     last_used: int = 0  # number of the `open` or `close` that last touched it
@@ -61,6 +61,17 @@ def common_prefix(left: Ints, right: Ints) -> int:
     size = min(left.size, right.size)
     differs = left[:size] != right[:size]
     return int(differs.argmax()) if differs.any() else size
+
+
+def bucket(needed: int) -> int:
+    """S for so many positions: the smallest of 256, 384, 512, 640 ... 1024, 1280 ... 2048, 2560 ...
+
+    Beyond 512 less than a fifth of them is empty.
+    """
+    length = _FIRST_LENGTH
+    while length < needed:
+        length += max(_FIRST_LENGTH // 2, (1 << (length.bit_length() - 1)) // 4)
+    return length
 
 
 class Cache:
@@ -194,12 +205,8 @@ class Cache:
             donor.clear()  # the copy holds all of it
 
     def _bucket(self, needed: int) -> int:
-        """The smallest of 256, 384, 512, 640 ... 1024, 1280 ... 2048, 2560 ... that holds it."""
-        length = _FIRST_LENGTH
-        while length < needed:
-            length += max(_FIRST_LENGTH // 2, (1 << (length.bit_length() - 1)) // 4)
         assert needed <= self._longest, (needed, self._longest)
-        return min(length, self._longest)
+        return min(bucket(needed), self._longest)
 
     def _best_length(self, more: int) -> int:
         """S for the sequences in use, of which each may soon be longer by `more`."""

@@ -48,7 +48,7 @@ class _Sequence:
 
 
 class CachedDecoder:
-    """See `Decoder`. Between calls a slot's described content is always in the cache."""
+    """See `Decoder`. Between calls the described content of slots in use is always in the cache."""
 
     def __init__(
         self,

@@ -40,7 +40,8 @@ class Models:
     draft: Path | None = None  # default: source/draft when it holds an artifact
     head: Path | None = None  # default: source/eagle when it holds one of this target
     parameters: Parameters = field(default_factory=dict)  # overrides by model
-    decoder_parameters: Mapping[str, str] = field(default_factory=dict)  # of all that decode
+    # Of all models that decode; a head inside `speculative` is none.
+    decoder_parameters: Mapping[str, str] = field(default_factory=dict)
     no_head: bool = False  # serve none, wherever one is
 
 
@@ -76,6 +77,11 @@ def compose(models: Models, destination: Path) -> Composed:
     config = _speculative_config(models.source / SPECULATIVE / CONFIG, overrides)
     inside = {HEAD} if config.head_in_process else set()
     served = [SPECULATIVE, ENSEMBLE, *(x for x in artifacts if x not in inside)]
+    if HEAD in inside and models.parameters.get(HEAD):
+        raise InvalidConfig(
+            f"{HEAD} runs inside {SPECULATIVE}: set {SPECULATIVE}.head_num_threads, or "
+            f"{SPECULATIVE}.head_in_process=false for a model of its own"
+        )
     if unknown := sorted(set(models.parameters) - set(served)):
         raise InvalidConfig(f"no model {unknown[0]!r} is served: there are {', '.join(served)}")
     shared = dict.fromkeys(artifacts, models.decoder_parameters)

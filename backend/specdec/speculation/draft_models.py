@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from specdec.artifact import HEAD, Artifact
@@ -17,11 +18,15 @@ def artifact_dir(configured: str, repository: Path, model_name: str) -> Path:
 
 
 def head_dir(config: SpeculativeConfig, repository: Path) -> Path:
-    """The head's artifact: configured, beside `speculative`'s code, or in a model of its own."""
-    beside = repository / "speculative" / "1" / config.head_model_name
-    if config.head_in_process and not config.head_artifact_dir and beside.is_dir():
-        return beside
     return artifact_dir(config.head_artifact_dir, repository, config.head_model_name)
+
+
+def with_head_inside(config: SpeculativeConfig, version: Path) -> SpeculativeConfig:
+    """Name the head that lies inside the version folder of the model that is to run it."""
+    inside = version / config.head_model_name
+    if not (config.head_model_name and config.head_in_process) or config.head_artifact_dir:
+        return config
+    return replace(config, head_artifact_dir=str(inside)) if inside.is_dir() else config
 
 
 def parameter_of(kind: type[Drafter]) -> str:

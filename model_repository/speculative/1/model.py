@@ -10,9 +10,9 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
+from specdec.config import SpeculativeConfig, from_parameters
 from specdec.errors import InvalidRequest
-from specdec.speculation.draft_models import head_dir
+from specdec.speculation.draft_models import head_dir, with_head_inside
 from specdec.speculation.publisher import MetricsPublisher
 from specdec.speculation.service import Service
 from specdec.speculation.triton_io import BlsTransport, Outbox, read_request
@@ -22,18 +22,17 @@ SWITCH_SECONDS = 0.0005  # a busy thread may delay a BLS hop by two of these; th
 
 
 def load_head_here(config, repository):
-    """The head by its name if it is to run in this process: its passes take half as long as the way
-    to another one. As many sequences as run here, as long as it can take."""
+    """The head by its name, if it is to run in this process."""
     if not (config.head_model_name and config.head_in_process):
         return {}
-    from specdec.decoder.load import load
+    from specdec.decoder.local import load_local_head
 
-    sizes = DecoderConfig(
+    head = load_local_head(
+        head_dir(config, repository),
         max_sequences=config.max_running,
-        max_sequence_length=1 << 20,
         num_threads=config.head_num_threads,
     )
-    return {config.head_model_name: load(sizes, head_dir(config, repository))}
+    return {config.head_model_name: head}
 
 
 class TritonPythonModel:
@@ -42,9 +41,11 @@ class TritonPythonModel:
         sys.setswitchinterval(SWITCH_SECONDS)
         parameters = json.loads(args["model_config"]).get("parameters", {})
         values = {name: value["string_value"] for name, value in parameters.items()}
+        folder = Path(args["model_repository"])
+        repository = folder.parent
         config = from_parameters(SpeculativeConfig, values)
+        config = with_head_inside(config, folder / args["model_version"])
         self._outbox = Outbox()
-        repository = Path(args["model_repository"]).parent
         here = load_head_here(config, repository)
 
         def connect(model_name):

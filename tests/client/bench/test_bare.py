@@ -49,12 +49,12 @@ def test_stops_after_an_end_id():
     assert len(run.token_ids) <= 5
 
 
-def test_the_cache_doubles_and_keeps_what_it_holds():
+def test_the_cache_grows_as_the_servers_does_and_keeps_what_it_holds():
     prompt_ids = [3 + i % 30 for i in range(250)]
     runtime = TokenRuntime(1)
     run = model(runtime, prefill_chunk=64, end_ids=()).generate(PROMPT, prompt_ids, 12)
     assert run.token_ids == greedy(prompt_ids, 12)
-    assert run.cache_length == runtime.length == 512
+    assert run.cache_length == runtime.length == 384
 
 
 def test_times_every_width_and_stays_inside_the_cache():

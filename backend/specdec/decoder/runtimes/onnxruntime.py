@@ -77,6 +77,13 @@ class OnnxRuntime:
         heads, size = self._row_shape
         return self.num_slots * heads * length * size
 
+    def _new_memory(self, length: int) -> Array:
+        """For `length` positions, and later up to twice as many: pages are mapped when touched."""
+        try:
+            return _aligned((self._num_values(1 << (length - 1).bit_length()),))
+        except MemoryError:
+            return _aligned((self._num_values(length),))
+
     def _view(self, name: str, length: int) -> Array:
         """A cache [num_slots, Hkv, length, D] at the beginning of its memory."""
         heads, size = self._row_shape
@@ -147,8 +154,7 @@ class OnnxRuntime:
             parts.reverse()  # a part must not be overwritten by one that comes before it
         for name, old in self._caches.items():
             if self._num_values(length) > self._memory[name].size:
-                room = 1 << (length - 1).bit_length()  # pages are mapped when touched
-                self._memory[name] = _aligned((self._num_values(room),))
+                self._memory[name] = self._new_memory(length)
             new = self._view(name, length)
             for slot, head in parts:
                 new[slot, head, : kept[slot]] = old[slot, head, : kept[slot]]
