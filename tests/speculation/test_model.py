@@ -356,7 +356,7 @@ def test_a_head_runs_in_this_process_unless_it_is_to_be_a_model(
     assert head.calls
     assert any(call.operation == "draft" for call in calls.calls) != is_inside
     # auto and eagle share one.
-    assert sum(call.operation == "describe" for call in calls.calls) == 2 + (not is_inside)
+    assert sum(call.operation == "reset" for call in calls.calls) == 2 + (not is_inside)
     sizes = {"max_sequences": 5, "num_threads": 2}
     assert loaded == ([(repository / "speculative/1/eagle", sizes)] if is_inside else [])
 
