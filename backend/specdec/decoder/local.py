@@ -1,5 +1,5 @@
 """A head in the process of its caller: for one so small, the way to another process and back takes
-half as long as its passes."""
+a third as long as its passes."""
 
 from __future__ import annotations
 
