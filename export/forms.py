@@ -82,7 +82,7 @@ class RowForm:
         scales, zeros = (
             graph.constant(f"{name}.{n}", packed[n]) for n in ("scales", "zero_points")
         )
-        step, zero = graph.constant("rows.step", _STEP), graph.constant("rows.zero", _ZERO)
+        step, zero = self._grid(graph)
         y = graph.op(
             "MatMulIntegerToFloat",
             *(rounded, weights, step, scales, zero, zeros),
@@ -90,13 +90,15 @@ class RowForm:
         )
         return graph.op("Mul", y, largest, out=out)
 
+    def _grid(self, graph: GraphWriter) -> tuple[str, str]:
+        return graph.constant("rows.step", _STEP), graph.constant("rows.zero", _ZERO)
+
     def _round(self, graph: GraphWriter, x: str) -> tuple[str, str]:
         last = graph.constant("rows.axis", np.array([-1]))
         largest = graph.op("ReduceMax", graph.op("Abs", x), last, keepdims=1)
         # A row of zeros is divided by zero: whatever that is rounded to is multiplied by it later.
         share = graph.op("Div", x, largest)
-        step, zero = graph.constant("rows.step", _STEP), graph.constant("rows.zero", _ZERO)
-        return graph.op("QuantizeLinear", share, step, zero), largest
+        return graph.op("QuantizeLinear", share, *self._grid(graph)), largest
 
 
 class OnnxForm:

@@ -56,6 +56,16 @@ class Artifact:
         (directory / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
+    def read_head(cls, directory: Path) -> Artifact:
+        """`read` a head; raises `InvalidArtifact` of any other model too."""
+        found = cls.read(directory)
+        if found.architecture != HEAD:
+            raise InvalidArtifact(
+                f"{directory} is a {found.architecture}: expected a head ({HEAD})"
+            )
+        return found
+
+    @classmethod
     def read(cls, directory: Path) -> Artifact:
         """Raises `InvalidArtifact` with the path and the reason."""
         path = directory / FILE

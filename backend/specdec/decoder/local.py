@@ -9,10 +9,10 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TypeVar
 
-from specdec.artifact import HEAD, Artifact
+from specdec.artifact import Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder.head import load_head
-from specdec.errors import DecoderFailed, InvalidArtifact, SpecdecError
+from specdec.errors import DecoderFailed, SpecdecError
 from specdec.types import DecoderInfo, Head, HeadCall, HeadResult, SamplingParams
 
 T = TypeVar("T")
@@ -63,9 +63,7 @@ def load_local_head(directory: Path, *, max_sequences: int, num_threads: int) ->
 
     Raises `InvalidArtifact`: it is missing or damaged, or no head.
     """
-    artifact = Artifact.read(directory)
-    if artifact.architecture != HEAD:
-        raise InvalidArtifact(f"{directory} is a {artifact.architecture}: expected a head ({HEAD})")
+    artifact = Artifact.read_head(directory)
     sizes = DecoderConfig(
         max_sequences=max_sequences, max_sequence_length=_ANY_LENGTH, num_threads=num_threads
     )

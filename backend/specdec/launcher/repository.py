@@ -72,9 +72,14 @@ def compose(models: Models, destination: Path) -> Composed:
     for name, folder in ((DRAFT, draft), (HEAD, head)):
         if folder is not None:
             artifacts[name], folders[name] = _read_artifact(folder, name), folder
-    overrides = {p: x if x in artifacts else "" for x, p in _NAMED_BY.items()}
-    overrides |= models.parameters.get(SPECULATIVE, {})
-    config = _speculative_config(models.source / SPECULATIVE / CONFIG, overrides)
+    named = {p: x if x in artifacts else "" for x, p in _NAMED_BY.items()}
+    overrides = {SPECULATIVE: named, **dict.fromkeys(folders, models.decoder_parameters)}
+
+    def parameters(name: str) -> dict[str, str]:
+        return {**overrides.get(name, {}), **models.parameters.get(name, {})}
+
+    final = _write_model(models.source / SPECULATIVE, destination, parameters(SPECULATIVE))
+    config = from_parameters(SpeculativeConfig, final)
     inside = {HEAD} if config.head_in_process else set()
     served = [SPECULATIVE, ENSEMBLE, *(x for x in artifacts if x not in inside)]
     if HEAD in inside and models.parameters.get(HEAD):
@@ -84,16 +89,12 @@ def compose(models: Models, destination: Path) -> Composed:
         )
     if unknown := sorted(set(models.parameters) - set(served)):
         raise InvalidConfig(f"no model {unknown[0]!r} is served: there are {', '.join(served)}")
-    shared = dict.fromkeys(artifacts, models.decoder_parameters)
-    parameters = {x: {**shared.get(x, {}), **models.parameters.get(x, {})} for x in served}
-
-    _write_model(models.source / SPECULATIVE, destination, overrides)
-    _write_model(models.source / ENSEMBLE, destination, parameters[ENSEMBLE])
+    _write_model(models.source / ENSEMBLE, destination, parameters(ENSEMBLE))
     for name, folder in folders.items():
         if name in inside:
             _link(folder, destination / SPECULATIVE / "1" / name)
         else:
-            _write_decoder(folder, name, models.source, destination, parameters[name])
+            _write_decoder(folder, name, models.source, destination, parameters(name))
     return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config, left_out)
 
 
@@ -135,18 +136,14 @@ def _read_artifact(directory: Path, name: str) -> Artifact:
     return Artifact.read(directory / "1")
 
 
-def _speculative_config(path: Path, overrides: Mapping[str, str]) -> SpeculativeConfig:
-    own = {key: value.string_value for key, value in read_config(path).parameters.items()}
-    return from_parameters(SpeculativeConfig, {**own, **overrides})
-
-
-def _write_model(source: Path, destination: Path, parameters: Mapping[str, str]) -> None:
-    """Copy a model of the project."""
+def _write_model(source: Path, destination: Path, parameters: Mapping[str, str]) -> dict[str, str]:
+    """Copy a model of the project; returns its final parameters."""
     version = destination / source.name / "1"
     version.mkdir(parents=True)
-    _write_config(source / CONFIG, source.name, destination, parameters)
+    final = _write_config(source / CONFIG, source.name, destination, parameters)
     for path in sorted((source / "1").glob("*.py")):
         shutil.copy2(path, version / path.name)
+    return final
 
 
 def _write_decoder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from specdec.artifact import HEAD, Artifact
+from specdec.artifact import Artifact
 from specdec.config import SpeculativeConfig
 from specdec.drafters import NONE, drafter_class, drafter_names
 from specdec.drafters.base import Drafter
@@ -61,12 +61,10 @@ def check_models(config: SpeculativeConfig, target_dir: Path, repository: Path) 
         check_same_vocabulary(target_dir, draft_dir)
     if config.head_model_name:
         directory = head_dir(config, repository)
-        _check_head(Artifact.read(target_dir), Artifact.read(directory), directory)
+        _check_head(Artifact.read(target_dir), Artifact.read_head(directory), directory)
 
 
 def _check_head(target: Artifact, head: Artifact, directory: Path) -> None:
-    if head.architecture != HEAD:
-        raise InvalidArtifact(f"{directory} is a {head.architecture}: expected a head ({HEAD})")
     if head.vocabulary_sha256 != target.vocabulary_sha256:
         raise InvalidArtifact(f"the head in {directory} was made for another target's tokens")
     if (head.feature_layers, head.hidden_size) != (target.feature_layers, target.hidden_size):
