@@ -6,7 +6,7 @@ import pytest
 
 from specdec.speculation.costs import CostModel
 from specdec.speculation.outlook import Outlook
-from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step
+from specdec.speculation.planner import REVISIT_TOKENS, Candidate, Planner, Step, Weighed
 from specdec.types import PassCost, Proposal
 
 CAP = 6
@@ -135,3 +135,26 @@ def test_the_nearest_are_asked_out_of_curiosity(credit, lengths):
     members = member(0, num_undrafted=9), member(1, num_undrafted=2)
     assert bench.plan(*members)[0] == lengths
     assert bench.plan(*members)[0] == [0, 0]  # and not at once again
+
+
+@pytest.mark.parametrize(("batch", "least"), [(1, 0.0032), (4, 0.05), (16, 0.8), (64, 3.2)])
+@pytest.mark.parametrize("free", [0.0, 0.5])
+def test_a_crowd_asks_its_model_only_for_a_step_that_promises_something(batch, least, free):
+    """What would be cut for promising too little, the free draft tokens counted, is not asked
+    for."""
+
+    class Sure(Planner):
+        gain = 0.0
+
+        def weigh(self, members, step, optimism=0.0):
+            worth = [0.0, (1.0 - free) * self.gain]
+            return Weighed(worth, [0.5] * batch, lambda best: [best] * batch, free * self.gain)
+
+    def length(gain):
+        planner = Sure(CostModel.fit([]), Outlook())
+        planner.gain, planner.curiosity.credit = gain, -1.0
+        step = Step(batch, 40.0, 0.05, None)
+        return planner.plan([member(i) for i in range(batch)], step)[0]
+
+    assert length(0.97 * least) == [0] * batch
+    assert length(1.03 * least) == [1] * batch

@@ -17,12 +17,6 @@ from specdec.speculation.prices import Prices
 from specdec.speculation.rows import Offers, most, on_trunk, worth_of
 from specdec.types import Proposal
 
-# Tokens per sequence that drafts must promise to gain, of 16 sequences and more; of fewer, less in
-# proportion. What seems best of many is by its estimate's error less than it seems, and where many
-# sequences share a pass there is little to gain and much that is only estimated.
-LEAST_GAIN = 0.05
-CROWD = 16
-
 
 class Choice(NamedTuple):
     """Which draft tokens are taken, and what is hoped of it."""
@@ -71,7 +65,7 @@ def choose(
     else:
         found = offers.gains(step.seconds, step.price)
     gains, num_taken = np.append(0.0, found), most(found)
-    if gains[num_taken] < _least_gain(len(proposals)):
+    if gains[num_taken] < step.least_gain:
         num_taken = 0
     if pace and num_offers and pace.may_try:
         doubt = np.append(0.0, prices.doubt(step, num_rows))[: len(gains)]
@@ -86,11 +80,6 @@ def choose(
         max(0.0, float(gains[num_taken])),
         float(step.seconds[num_taken]),
     )
-
-
-def _least_gain(num_sequences: int) -> float:
-    """Tokens of one pass."""
-    return LEAST_GAIN * min(num_sequences / CROWD, 1.0) * num_sequences
 
 
 def _tried(step: Step, gains: Floats, doubt: Floats, num_taken: int, pace: Pace) -> int:

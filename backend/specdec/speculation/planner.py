@@ -24,6 +24,11 @@ HYSTERESIS = 0.01  # of the step's tokens: what another draft length must bring 
 CATCH_UP_STEPS = 48  # a draft model's catching up is paid off over that many steps
 REVISIT_TOKENS = 24  # a sequence left out of draft calls is asked again after that many tokens
 REVISIT_SHARE = 0.03  # of a plain step's time may go into that
+# Tokens per sequence that drafts must promise to gain, of 16 sequences and more; of fewer, less in
+# proportion. What seems best of many is by its estimate's error less than it seems, and where many
+# sequences share a pass there is little to gain and much that is only estimated.
+LEAST_GAIN = 0.05
+CROWD = 16
 
 
 class DraftModel(NamedTuple):
@@ -55,6 +60,11 @@ class Step(NamedTuple):
     plain_seconds: float  # of a step without drafts
     seconds: Floats  # of the pass with 0, 1, ... draft tokens
 
+    @property
+    def least_gain(self) -> float:
+        """Tokens: what promises less is not done."""
+        return LEAST_GAIN * min(self.num_sequences / CROWD, 1.0) * self.num_sequences
+
 
 class Weighed(NamedTuple):
     """What draft lengths are worth."""
@@ -62,6 +72,7 @@ class Weighed(NamedTuple):
     worth: Seq[float]  # [1 + longest] tokens gained over asking for none, net of the passes
     odds: list[float]  # [members] of each one's first draft token
     lengths: Callable[[int], list[int]]  # of each member, where the longest is that
+    free: float = 0.0  # tokens gained where none is asked for
 
 
 class Planner:
@@ -77,12 +88,14 @@ class Planner:
 
     def plan(self, members: Seq[Candidate], step: Step) -> tuple[list[int], list[float]]:
         """Draft lengths, and the odds of each one's first draft token."""
-        worth, odds, lengths_of = self.weigh(members, step)
+        worth, odds, lengths_of, free = self.weigh(members, step)
         best = max(range(len(worth)), key=worth.__getitem__)
         key = bucket(step.num_sequences)
         last = min(self._last.get(key, best), len(worth) - 1)
         if 0.0 <= worth[last] > worth[best] - HYSTERESIS * step.num_sequences:
             best = last
+        if free + worth[best] < step.least_gain:
+            best = 0
         self._last[key] = best
         self.curiosity.wait(is_asked=best > 0)
         if best:

@@ -69,7 +69,7 @@ class TreePlanner(Planner):
     def weigh(self, members: Seq[Candidate], step: Step, optimism: float = 0.0) -> Weighed:
         """Every sequence that is asked makes as many passes as the others."""
         survival = self._survival(members, [omen_of(c) for c in members], optimism)
-        gains = _gains(members, survival, step)  # [members, passes]
+        gains, free = _gains(members, survival, step)  # [members, passes], tokens
         if any(c.num_undrafted > 2 for c in members):
             gains = gains - step.price * self._catch_up(members)[:, None]
         is_asked = gains > 0.0
@@ -83,7 +83,7 @@ class TreePlanner(Planner):
             found: list[int] = np.where(is_asked[:, best - 1], best, 0).tolist()
             return found
 
-        return Weighed([0.0, *worth.tolist()], survival[:, 0].tolist(), lengths)
+        return Weighed([0.0, *worth.tolist()], survival[:, 0].tolist(), lengths, free)
 
 
 def omen_of(candidate: Candidate) -> int:
@@ -91,9 +91,9 @@ def omen_of(candidate: Candidate) -> int:
     return bisect_right(_EDGES, candidate.free[0]) if candidate.free else 0
 
 
-def _gains(members: Seq[Candidate], survival: Floats, step: Step) -> Floats:
-    """[members, passes] tokens that 1, 2, ... passes bring each one over what is free, net of
-    rows.
+def _gains(members: Seq[Candidate], survival: Floats, step: Step) -> tuple[Floats, float]:
+    """Tokens that 1, 2, ... passes bring each one over what is free, [members, passes], and what
+    that brings all; net of rows.
 
     Args:
         survival: [members, longest] of trunks.
@@ -117,8 +117,8 @@ def _gains(members: Seq[Candidate], survival: Floats, step: Step) -> Floats:
     num_passes = min(size, MAX_PASSES)
     is_drafted = np.arange(size) < np.arange(1, num_passes + 1)[:, None]  # [passes, longest]
     merged = np.maximum(free, survival * is_drafted[:, None, :])  # [passes, members, longest]
-    found: Floats = (net(merged) - net(free)).T
-    return found
+    without = net(free)
+    return (net(merged) - without).T, float(without.sum())
 
 
 def planners(models: Mapping[str, DraftModel]) -> dict[str, Planner]:
