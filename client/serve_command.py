@@ -49,6 +49,13 @@ def serve(
     max_sequences: Annotated[
         int | None, typer.Option(min=1, help="How many sequences run at once.")
     ] = None,
+    target_in_process: Annotated[
+        bool,
+        typer.Option(
+            "--target-in-process",
+            help="Run the target inside `speculative`, not as a model of its own: faster steps.",
+        ),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="MODEL.NAME=VALUE", help="Any other config parameter."),
@@ -75,6 +82,8 @@ def serve(
         speculative["num_draft_tokens"] = str(num_draft_tokens)
     if max_sequences is not None:
         speculative["max_running"] = decoders["max_sequences"] = str(max_sequences)
+    if target_in_process:
+        speculative["target_in_process"] = "true"
     models = Models(model_repository, target, draft, head, parameters, decoders, no_head)
     ports = Ports(http_port, grpc_port, metrics_port)
     with StopSignal() as stop:
@@ -125,9 +134,13 @@ def _wait_ready(launched: Launched) -> None:
     models = launched.models
     if models.head_left_out:
         ERR.print(f"[yellow]note:[/] {escape(models.head_left_out)}", soft_wrap=True)
-    head = None if models.config.head_in_process else models.head
-    others = {"draft": models.draft, "eagle": head}
-    names = ["target", *(name for name, artifact in others.items() if artifact), "speculative"]
+    config = models.config
+    separate = {
+        "target": None if config.target_in_process else models.target,
+        "draft": models.draft,
+        "eagle": None if config.head_in_process else models.head,
+    }
+    names = [*(name for name, artifact in separate.items() if artifact), "speculative"]
     if ERR.is_terminal:
         with ERR.status("starting tritonserver") as status:
             launched.server.wait_ready(

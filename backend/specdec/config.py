@@ -46,6 +46,9 @@ class SpeculativeConfig:
     target_artifact_dir: str = ""  # empty: the target's version directory in this repository
     draft_artifact_dir: str = ""
     head_artifact_dir: str = ""  # empty: inside this model's version folder, else as the others
+    target_in_process: bool = False  # run the target here; false: call the model of its name
+    target_max_sequence_length: int = 2048  # of a target that runs here; capped by its own maximum
+    target_num_threads: int = 0  # of a target that runs here; 0: one per processor
     head_in_process: bool = True  # run the head here; false: call the model of its name
     head_num_threads: int = 0  # of a head that runs here; 0: one per processor
     drafter: str = "auto"  # the default; a request may choose another
@@ -62,6 +65,8 @@ class SpeculativeConfig:
         _check("max_draft_tokens", self.max_draft_tokens, 0, 64)
         _check("num_draft_tokens", self.num_draft_tokens, 0, self.max_draft_tokens)
         _check("max_running", self.max_running, 1, 256)
+        _check("target_max_sequence_length", self.target_max_sequence_length, 16, 1 << 20)
+        _check("target_num_threads", self.target_num_threads, 0, 1024)
         _check("head_num_threads", self.head_num_threads, 0, 1024)
         _check("max_waiting", self.max_waiting, 0, 100_000)
         _check("prefill_chunk_tokens", self.prefill_chunk_tokens, 1, 1 << 16)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec import __version__
+from specdec.client import serve_command
 from specdec.client.cli import app
 from specdec.client.serve_command import _wait_ready
 from specdec.launcher.launch import Launched
@@ -180,6 +181,26 @@ class TestServe:
         note, loading = capsys.readouterr().err.splitlines()
         assert note.startswith(f"note: the head in {repository}/eagle is left out: it is head for")
         assert loading == "loading target, speculative ..."
+
+    def test_a_target_inside_is_no_model_to_wait_for(self, repository, capsys, monkeypatch):
+        served = []
+
+        def serve_(models, *_):
+            served.append(compose(models, repository.parent / "served"))
+
+        monkeypatch.setattr(serve_command, "_serve", serve_)
+        CliRunner().invoke(
+            app, ["serve", "--model-repository", str(repository), "--target-in-process"]
+        )
+        (composed,) = served
+        assert composed.config.target_in_process
+
+        class Server:
+            def wait_ready(self):
+                pass
+
+        _wait_ready(Launched(Server(), composed))
+        assert capsys.readouterr().err == "loading speculative ...\n"
 
     def test_port_in_use(self, repository):
         with socket.create_server((HOST, 0)) as taken:

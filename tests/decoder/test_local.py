@@ -1,13 +1,14 @@
-"""A head in its caller's process: its limits, and errors that cost drafts alone."""
+"""Models in their caller's process: their limits, and errors as of a model behind a wire."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from specdec.decoder.local import LocalHead, load_local_head
-from specdec.errors import DecoderFailed, InvalidArtifact
-from specdec.types import HeadCall, SamplingParams
+from specdec.config import DecoderConfig
+from specdec.decoder.local import LocalDecoder, LocalHead, load_local_decoder, load_local_head
+from specdec.errors import DecoderFailed, InvalidArtifact, Overloaded
+from specdec.types import Extend, HeadCall, SamplingParams
 from support.heads import export_tiny_head, random_head
 
 
@@ -39,23 +40,54 @@ def test_no_other_model_is_taken_for_a_head(tiny_artifacts):
         load_local_head(tiny_artifacts["fp32"], max_sequences=1, num_threads=1)
 
 
+def test_a_target_is_of_the_size_that_is_asked_for(tiny_artifacts):
+    sizes = DecoderConfig(max_sequences=2, max_sequence_length=64, num_threads=1)
+    polls = []
+    target = load_local_decoder(tiny_artifacts["fp32"], sizes, lambda: polls.append(len(polls)))
+    info = target.describe()
+    assert (info.max_sequences, info.max_sequence_length) == (2, 64)
+    assert target.open(5, [3, 4, 5], SamplingParams(), 7) == 0
+    assert not polls
+    (found,) = target.extend([Extend(5, 0, [3, 4, 5], 1)]).sequences
+    assert len(found.token_ids) == 1
+    assert len(polls) == 1
+    target.close([(5, 3)])
+    assert target.open(6, [3, 4, 5], SamplingParams(), 7) == 2  # its salt came along
+    target.reset()
+    with pytest.raises(DecoderFailed, match="sequence 6 is not open"):
+        target.extend([Extend(6, 2, [5], 1)])
+
+
 class Broken:
+    def __init__(self, error):
+        self._error = error
+
     def __getattr__(self, name):
         def fail(*_):
-            raise ValueError("secret")
+            raise self._error
 
         return fail
 
 
-def test_whatever_fails_in_it_is_a_decoder_that_failed(caplog):
-    head = LocalHead(Broken())
-    for call in (
-        head.describe,
-        head.reset,
-        lambda: head.open(1, [3], SamplingParams()),
-        lambda: head.draft([]),
-        lambda: head.close([(1, 0)]),
-    ):
-        with pytest.raises(DecoderFailed, match="internal error of the head, see"):
+def calls_of(model):
+    yield model.describe
+    yield model.reset
+    yield lambda: model.open(1, [3], SamplingParams())
+    yield lambda: model.close([(1, 0)])
+    yield lambda: model.draft([]) if isinstance(model, LocalHead) else model.extend([])
+
+
+@pytest.mark.parametrize("kind", [LocalHead, LocalDecoder])
+@pytest.mark.parametrize(
+    ("error", "message", "num_logged"),
+    [
+        (ValueError("secret"), "internal error of a model, see", 5),
+        (DecoderFailed("full"), "^full$", 0),
+        (Overloaded("full"), "^full$", 0),
+    ],
+)
+def test_whatever_fails_in_it_is_a_decoder_that_failed(caplog, kind, error, message, num_logged):
+    for call in calls_of(kind(Broken(error))):
+        with pytest.raises(DecoderFailed, match=message):
             call()
-    assert len(caplog.records) == 5
+    assert len(caplog.records) == num_logged

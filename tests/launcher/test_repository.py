@@ -3,7 +3,7 @@ import pytest
 from specdec.artifact import HEAD, Artifact
 from specdec.errors import InvalidArtifact, InvalidConfig
 from specdec.launcher.repository import Models, compose, read_config
-from specdec.speculation.draft_models import head_dir, with_head_inside
+from specdec.speculation.draft_models import head_dir, target_dir, with_models_inside
 from support.trivial_repository import write_artifact, write_repository
 
 
@@ -51,7 +51,7 @@ def test_a_head_is_served_when_it_is_there(source, tmp_path):
     assert composed.head_left_out == ""
     assert composed.config.head_model_name == "eagle"
     out = tmp_path / "out"
-    config = with_head_inside(composed.config, out / "speculative/1")
+    config = with_models_inside(composed.config, out / "speculative/1")
     assert head_dir(config, out) == out / "speculative/1/eagle"
     assert Artifact.read(out / "speculative/1/eagle").source == "head for tiny"
     assert not (out / "eagle").exists()
@@ -66,11 +66,24 @@ def test_a_head_can_be_a_model_of_its_own(source, tmp_path):
     out = tmp_path / "out"
     composed = compose(Models(source, parameters=parameters_), out)
     assert not composed.config.head_in_process
-    config = with_head_inside(composed.config, out / "speculative/1")
+    config = with_models_inside(composed.config, out / "speculative/1")
     assert head_dir(config, out) == out / "eagle/1"
     assert Artifact.read(out / "eagle/1").source == "head for tiny"
     assert parameters(out / "eagle") == {"num_threads": "1"}
     assert not (out / "speculative/1/eagle").exists()
+
+
+def test_a_target_can_run_inside_speculative(source, tmp_path):
+    inside, out = {"speculative": {"target_in_process": "true"}}, tmp_path / "out"
+    sizes = {"max_sequences": "4"}
+    composed = compose(Models(source, parameters=inside, decoder_parameters=sizes), out)
+    assert sorted(p.name for p in out.iterdir()) == ["ensemble", "speculative"]
+    config = with_models_inside(composed.config, out / "speculative/1")
+    assert target_dir(config, out) == out / "speculative/1/target"
+    assert Artifact.read(out / "speculative/1/target").source == "tiny"
+    inside["target"] = {"num_threads": "1"}
+    with pytest.raises(InvalidConfig, match=r"target runs inside .*: set .*target_num_threads"):
+        compose(Models(source, parameters=inside), tmp_path / "again")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from specdec.speculation.draft_models import (
     check_models,
     head_dir,
     offered_drafters,
-    with_head_inside,
+    target_dir,
+    with_models_inside,
 )
 from support.runtimes import artifact
 
@@ -56,7 +57,7 @@ def test_where_a_head_lies(tmp_path):
     version, own = tmp_path / "chat-8b/1", tmp_path / "eagle/1"
 
     def found(config):
-        return head_dir(with_head_inside(config, version), tmp_path)
+        return head_dir(with_models_inside(config, version), tmp_path)
 
     version.mkdir(parents=True)
     assert found(CONFIG) == own
@@ -64,7 +65,22 @@ def test_where_a_head_lies(tmp_path):
     assert found(CONFIG) == version / "eagle"
     assert found(replace(CONFIG, head_in_process=False)) == own
     assert found(replace(CONFIG, head_artifact_dir="/a/head")) == Path("/a/head")
-    assert with_head_inside(SpeculativeConfig(), version) == SpeculativeConfig()
+    assert with_models_inside(SpeculativeConfig(), version) == SpeculativeConfig()
+
+
+def test_where_a_target_lies(tmp_path):
+    version, own = tmp_path / "chat-8b/1", tmp_path / "target/1"
+
+    def found(**config):
+        return target_dir(with_models_inside(SpeculativeConfig(**config), version), tmp_path)
+
+    version.mkdir(parents=True)
+    assert found(target_in_process=True) == own
+    (version / "target").mkdir()
+    assert found(target_in_process=True) == version / "target"
+    assert found() == own
+    elsewhere = found(target_in_process=True, target_artifact_dir="/a/target")
+    assert elsewhere == Path("/a/target")
 
 
 def check(tmp_path: Path, head, config=CONFIG):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from specdec import frame, wire
 from specdec.artifact import HEAD
+from specdec.config import DecoderConfig
 from specdec.decoder import local
 from specdec.errors import DecoderFailed, InvalidConfig
 from support import fake_pb_utils as pb
@@ -359,6 +361,35 @@ def test_a_head_runs_in_this_process_unless_it_is_to_be_a_model(
     assert sum(call.operation == "reset" for call in calls.calls) == 2 + (not is_inside)
     sizes = {"max_sequences": 5, "num_threads": 2}
     assert loaded == ([(repository / "speculative/1/eagle", sizes)] if is_inside else [])
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_target_is_a_model_unless_it_is_to_run_in_this_process(
+    start, repository, monkeypatch, is_inside
+):
+    target, loaded, polls = ScriptedDecoder(), [], []
+
+    def load_local_decoder(directory, sizes, before_pass):
+        loaded.append((directory, sizes))
+        return local.LocalDecoder(target, lambda: polls.append(before_pass()))
+
+    monkeypatch.setattr(local, "load_local_decoder", load_local_decoder)
+    inside = repository / "speculative/1/target"
+    shutil.copytree(repository / "target/1", inside, dirs_exist_ok=True)
+    calls = BlsCalls(target=target, draft=ScriptedDecoder())
+    model = start(
+        calls,
+        target_in_process=str(is_inside).lower(),
+        target_num_threads=2,
+        target_max_sequence_length=99,
+        max_running=5,
+    )
+    (request,) = run(model, ask(max_tokens=20))
+    assert ending(request) is None
+    assert any(call.operation == "extend" for call in calls.calls) != is_inside
+    assert bool(polls) == is_inside
+    sizes = DecoderConfig(max_sequences=5, max_sequence_length=99, num_threads=2)
+    assert loaded == ([(inside, sizes)] if is_inside else [])
 
 
 def test_a_template_nobody_filled_in_stops_loading(start):

@@ -4,8 +4,9 @@ models/speculative/{config.pbtxt, 1/model.py}     copied
 models/ensemble/{config.pbtxt, 1/}
 models/target/{config.pbtxt, 1/model.onnx ...}    linked to the artifact's files
 models/draft/...                                  a draft, where there is one
-models/speculative/1/eagle/...                    a trained head that fits the target, where there
-                                                  is one; models/eagle/... where it is a model
+models/eagle/...                                  a trained head that fits the target, the same
+
+Target and head may run inside `speculative`, as a head does by default: models/speculative/1/eagle.
 """
 
 from __future__ import annotations
@@ -80,13 +81,14 @@ def compose(models: Models, destination: Path) -> Composed:
 
     final = _write_model(models.source / SPECULATIVE, destination, parameters(SPECULATIVE))
     config = from_parameters(SpeculativeConfig, final)
-    inside = {HEAD} if config.head_in_process else set()
+    inside = _inside(config)
     served = [SPECULATIVE, ENSEMBLE, *(x for x in artifacts if x not in inside)]
-    if HEAD in inside and models.parameters.get(HEAD):
-        raise InvalidConfig(
-            f"{HEAD} runs inside {SPECULATIVE}: set {SPECULATIVE}.head_num_threads, or "
-            f"{SPECULATIVE}.head_in_process=false for a model of its own"
-        )
+    for name, kind in inside.items():
+        if models.parameters.get(name):
+            raise InvalidConfig(
+                f"{name} runs inside {SPECULATIVE}: set {SPECULATIVE}.{kind}_num_threads, or "
+                f"{SPECULATIVE}.{kind}_in_process=false for a model of its own"
+            )
     if unknown := sorted(set(models.parameters) - set(served)):
         raise InvalidConfig(f"no model {unknown[0]!r} is served: there are {', '.join(served)}")
     _write_model(models.source / ENSEMBLE, destination, parameters(ENSEMBLE))
@@ -96,6 +98,12 @@ def compose(models: Models, destination: Path) -> Composed:
         else:
             _write_decoder(folder, name, models.source, destination, parameters(name))
     return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config, left_out)
+
+
+def _inside(config: SpeculativeConfig) -> dict[str, str]:
+    """Models that run inside `speculative`, and what its parameters call them."""
+    places = {TARGET: ("target", config.target_in_process), HEAD: ("head", config.head_in_process)}
+    return {name: kind for name, (kind, is_inside) in places.items() if is_inside}
 
 
 def find_head(folder: Path, target: Artifact) -> tuple[Path | None, str]:

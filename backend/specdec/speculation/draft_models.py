@@ -21,12 +21,19 @@ def head_dir(config: SpeculativeConfig, repository: Path) -> Path:
     return artifact_dir(config.head_artifact_dir, repository, config.head_model_name)
 
 
-def with_head_inside(config: SpeculativeConfig, version: Path) -> SpeculativeConfig:
-    """Name the head that lies inside the version folder of the model that is to run it."""
-    inside = version / config.head_model_name
+def with_models_inside(config: SpeculativeConfig, version: Path) -> SpeculativeConfig:
+    """Name the target and the head that lie inside the version folder of the model that is to run
+    them."""
+    target, head = version / config.target_model_name, version / config.head_model_name
+    if config.target_in_process and not config.target_artifact_dir and target.is_dir():
+        config = replace(config, target_artifact_dir=str(target))
     if not (config.head_model_name and config.head_in_process) or config.head_artifact_dir:
         return config
-    return replace(config, head_artifact_dir=str(inside)) if inside.is_dir() else config
+    return replace(config, head_artifact_dir=str(head)) if head.is_dir() else config
+
+
+def target_dir(config: SpeculativeConfig, repository: Path) -> Path:
+    return artifact_dir(config.target_artifact_dir, repository, config.target_model_name)
 
 
 def parameter_of(kind: type[Drafter]) -> str:

@@ -23,10 +23,10 @@ from specdec.errors import DecoderFailed, Overloaded, SpecdecError
 from specdec.speculation.controller import Controller
 from specdec.speculation.costs import CostModel
 from specdec.speculation.draft_models import (
-    artifact_dir,
     check_models,
     model_of,
     offered_drafters,
+    target_dir,
 )
 from specdec.speculation.engine import Engine
 from specdec.speculation.metrics import Metrics
@@ -131,10 +131,10 @@ class Service:
         """
         self._config = config
         self._connect = connect
-        target_dir = artifact_dir(config.target_artifact_dir, repository, config.target_model_name)
-        self._artifact = Artifact.read(target_dir)
-        self._tokenizer = TextTokenizer.from_directory(target_dir)
-        check_models(config, target_dir, repository)
+        directory = target_dir(config, repository)
+        self._artifact = Artifact.read(directory)
+        self._tokenizer = TextTokenizer.from_directory(directory)
+        check_models(config, directory, repository)
         self.drafters = offered_drafters(config)
         self._instances: dict[str, Drafter] = {}
         self.metrics = Metrics()

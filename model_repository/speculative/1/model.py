@@ -10,9 +10,9 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from specdec.config import SpeculativeConfig, from_parameters
+from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
 from specdec.errors import InvalidRequest
-from specdec.speculation.draft_models import head_dir, with_head_inside
+from specdec.speculation.draft_models import head_dir, target_dir, with_models_inside
 from specdec.speculation.publisher import MetricsPublisher
 from specdec.speculation.service import Service
 from specdec.speculation.triton_io import BlsTransport, Outbox, read_request
@@ -21,18 +21,28 @@ from specdec.wire import RemoteDecoder
 SWITCH_SECONDS = 0.0005  # a busy thread may delay a BLS hop by two of these; the default is 5 ms
 
 
-def load_head_here(config, repository):
-    """The head by its name, if it is to run in this process."""
-    if not (config.head_model_name and config.head_in_process):
-        return {}
-    from specdec.decoder.local import load_local_head
+def load_here(config, repository, before_pass):
+    """By name, the models that are to run in this process."""
+    here = {}
+    if config.target_in_process:
+        from specdec.decoder.local import load_local_decoder
 
-    head = load_local_head(
-        head_dir(config, repository),
-        max_sequences=config.max_running,
-        num_threads=config.head_num_threads,
-    )
-    return {config.head_model_name: head}
+        sizes = DecoderConfig(
+            max_sequences=config.max_running,
+            max_sequence_length=config.target_max_sequence_length,
+            num_threads=config.target_num_threads,
+        )
+        directory = target_dir(config, repository)
+        here[config.target_model_name] = load_local_decoder(directory, sizes, before_pass)
+    if config.head_model_name and config.head_in_process:
+        from specdec.decoder.local import load_local_head
+
+        here[config.head_model_name] = load_local_head(
+            head_dir(config, repository),
+            max_sequences=config.max_running,
+            num_threads=config.head_num_threads,
+        )
+    return here
 
 
 class TritonPythonModel:
@@ -44,9 +54,9 @@ class TritonPythonModel:
         folder = Path(args["model_repository"])
         repository = folder.parent
         config = from_parameters(SpeculativeConfig, values)
-        config = with_head_inside(config, folder / args["model_version"])
+        config = with_models_inside(config, folder / args["model_version"])
         self._outbox = Outbox()
-        here = load_head_here(config, repository)
+        here = load_here(config, repository, self._outbox.poll)
 
         def connect(model_name):
             if model_name in here:
