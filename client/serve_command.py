@@ -49,13 +49,14 @@ def serve(
     max_sequences: Annotated[
         int | None, typer.Option(min=1, help="How many sequences run at once.")
     ] = None,
-    target_in_process: Annotated[
+    target_inside: Annotated[
         bool,
         typer.Option(
-            "--target-in-process",
-            help="Run the target inside `speculative`, not as a model of its own: faster steps.",
+            "--target-inside/--target-apart",
+            help="Run the target inside `speculative`, which saves each step its way through "
+            "Triton; or as a model of its own.",
         ),
-    ] = False,
+    ] = True,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="MODEL.NAME=VALUE", help="Any other config parameter."),
@@ -82,8 +83,7 @@ def serve(
         speculative["num_draft_tokens"] = str(num_draft_tokens)
     if max_sequences is not None:
         speculative["max_running"] = decoders["max_sequences"] = str(max_sequences)
-    if target_in_process:
-        speculative["target_in_process"] = "true"
+    speculative.setdefault("target_in_process", str(target_inside).lower())
     models = Models(model_repository, target, draft, head, parameters, decoders, no_head)
     ports = Ports(http_port, grpc_port, metrics_port)
     with StopSignal() as stop:

@@ -182,25 +182,34 @@ class TestServe:
         assert note.startswith(f"note: the head in {repository}/eagle is left out: it is head for")
         assert loading == "loading target, speculative ..."
 
-    def test_a_target_inside_is_no_model_to_wait_for(self, repository, capsys, monkeypatch):
+    @pytest.mark.parametrize(
+        ("options", "is_inside"),
+        [
+            ((), True),
+            (("--target-apart",), False),
+            (("--set", "speculative.target_in_process=false"), False),
+        ],
+    )
+    def test_a_target_inside_is_no_model_to_wait_for(
+        self, repository, capsys, monkeypatch, options, is_inside
+    ):
         served = []
 
         def serve_(models, *_):
             served.append(compose(models, repository.parent / "served"))
 
         monkeypatch.setattr(serve_command, "_serve", serve_)
-        CliRunner().invoke(
-            app, ["serve", "--model-repository", str(repository), "--target-in-process"]
-        )
+        CliRunner().invoke(app, ["serve", "--model-repository", str(repository), *options])
         (composed,) = served
-        assert composed.config.target_in_process
+        assert composed.config.target_in_process == is_inside
 
         class Server:
             def wait_ready(self):
                 pass
 
         _wait_ready(Launched(Server(), composed))
-        assert capsys.readouterr().err == "loading speculative ...\n"
+        names = "speculative" if is_inside else "target, speculative"
+        assert capsys.readouterr().err == f"loading {names} ...\n"
 
     def test_port_in_use(self, repository):
         with socket.create_server((HOST, 0)) as taken:

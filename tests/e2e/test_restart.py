@@ -31,10 +31,10 @@ class Launcher:
 
 
 @contextmanager
-def command(tiny, run_dir, ports):
+def command(tiny, run_dir, ports, option):
     """Run `specdec serve` until it is ready; nothing of it is left at the end."""
     arguments = ["--model-repository", str(SOURCE), "--run-dir", str(run_dir)]
-    arguments += ["--target", str(tiny("fp32")), "--draft", str(tiny("int8"))]
+    arguments += ["--target", str(tiny("fp32")), "--draft", str(tiny("int8")), option]
     for name in ("http", "grpc", "metrics"):
         arguments += [f"--{name}-port", str(getattr(ports, name))]
     process = subprocess.Popen(
@@ -47,7 +47,8 @@ def command(tiny, run_dir, ports):
         assert any(line.startswith("ready") for line in iter(process.stdout.readline, ""))
         launcher = Launcher(process, ports)
         members = group(launcher.pid)
-        assert len(members) == 4  # the server, target, draft and speculative
+        # The server, draft, speculative, and perhaps the target.
+        assert len(members) == 3 + (option == "--target-apart")
         yield Served(launcher)
         process.wait(20)
     finally:
@@ -79,9 +80,10 @@ def outcome(call):
     return answer.errors[0] if answer.errors else answer.finish_reason()
 
 
-def test_terminated_with_streams_open_and_started_again(tiny, tmp_path):
+@pytest.mark.parametrize("option", ["--target-inside", "--target-apart"])
+def test_terminated_with_streams_open_and_started_again(tiny, tmp_path, option):
     ports = Ports.free()
-    with command(tiny, tmp_path, ports) as served:
+    with command(tiny, tmp_path, ports, option) as served:
         reference = served.ask(PROMPT, max_tokens=100).bits
         cancelled = served.call(text_input="cancelled", max_tokens=1900)
         cancelled.read()
@@ -101,6 +103,6 @@ def test_terminated_with_streams_open_and_started_again(tiny, tmp_path):
     assert all("Server not ready" in x or "shutting down" in x for x in outcomes), outcomes
     assert list(tmp_path.iterdir()) == []
 
-    with command(tiny, tmp_path, ports) as served:  # the same ports
+    with command(tiny, tmp_path, ports, option) as served:  # the same ports
         assert served.ask(PROMPT, max_tokens=100).bits == reference
         served.server.process.send_signal(signal.SIGTERM)

@@ -37,6 +37,7 @@ def test_serve_until_a_signal(tmp_path, number, code):
     }
     run_dir = tmp_path / "run"
     command = [*SERVE, "--model-repository", str(repository), "--run-dir", str(run_dir)]
+    command.append("--target-apart")
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     try:
         lines = iter(launcher.stdout.readline, "")

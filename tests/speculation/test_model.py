@@ -39,6 +39,7 @@ class BlsCalls:
         self.most_at_once = 0
         self.gate = threading.Event()  # closed: calls wait for it
         self.gate.set()
+        self.refusal = "Model '{}' is not ready."
         self._lock = threading.Lock()
         self._num_now = 0
 
@@ -50,6 +51,8 @@ class BlsCalls:
             assert self.gate.wait(5)
             time.sleep(0.0005)
             call = frame.unpack(inputs[frame.INPUT], wire.INPUTS)
+            if model_name not in self.decoders:
+                raise DecoderFailed(self.refusal.format(model_name))
             results = wire.serve(self.decoders[model_name], call)
         except DecoderFailed as error:
             return pb.InferenceResponse(error=pb.TritonError(str(error)))
@@ -390,6 +393,22 @@ def test_a_target_is_a_model_unless_it_is_to_run_in_this_process(
     assert bool(polls) == is_inside
     sizes = DecoderConfig(max_sequences=5, max_sequence_length=99, num_threads=2)
     assert loaded == ([(inside, sizes)] if is_inside else [])
+
+
+def test_a_server_that_ends_ends_what_runs_inside(start, repository, monkeypatch):
+    """No call to the target is refused then: one to nobody is."""
+    target = ScriptedDecoder()
+    monkeypatch.setattr(
+        local, "load_local_decoder", lambda _, __, poll: local.LocalDecoder(target, poll)
+    )
+    calls = BlsCalls(draft=ScriptedDecoder())
+    model = start(calls, target_in_process="true")
+    monkeypatch.setattr(sys.modules[TRITON_IO], "ENDING_SECONDS", 0.0)
+    assert ending(*run(model, ask())) is None
+    calls.refusal = "Model {} - Error when running inference: Server not ready"
+    (request,) = run(model, ask(max_tokens=500))
+    _, message = ending(request)
+    assert message == "the server is shutting down"
 
 
 def test_a_template_nobody_filled_in_stops_loading(start):

@@ -265,6 +265,24 @@ def test_a_failed_call_names_the_model_and_may_be_repeated(triton_io, monkeypatc
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_that_the_server_ends_is_noticed_within_a_second(triton_io, monkeypatch, raises):
+    """Where the target runs in this process no call to it would be refused."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(triton_io.time, "monotonic", lambda: clock.now)
+    words = ["Model 'specdec-nobody' is not ready."] * 2
+    words += ["Model specdec-nobody - Error when running inference: Server not ready"] * 3
+    answers = [pb.TritonModelException(text) if raises else text for text in words]
+    _, calls = transport(triton_io, monkeypatch, answers)
+    look = triton_io.EndingWatch()
+    for clock.now in (100.0, 100.5, 100.9, 101.1, 101.9):
+        look()
+    assert len(calls) == 2
+    for clock.now in (102.2, 102.3, 102.4):
+        with pytest.raises(DecoderFailed, match="the server is shutting down"):
+            look()
+
+
 def test_a_dead_model_is_asked_only_now_and_then(triton_io, monkeypatch):
     dead = "Stub process 'draft_0_0' is not healthy."
     call, calls = transport(triton_io, monkeypatch, [dead, dead, NUM_CACHED])

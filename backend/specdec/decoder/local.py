@@ -74,7 +74,8 @@ class LocalDecoder(_Local[Decoder]):
     """See `Decoder`."""
 
     def __init__(self, decoder: Decoder, before_pass: Callable[[], None] = lambda: None) -> None:
-        """`before_pass` is called when this thread is about to wait for a pass."""
+        """`before_pass` is called when this thread is about to wait for a pass; it may raise
+        `DecoderFailed`."""
         super().__init__(decoder)
         self._before_pass = before_pass
 

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.01  # a step with a draft model has two waits, and one look is enough
 DEAD = "is not healthy"  # Triton's words for a model whose process is gone
 DEAD_SECONDS = 30.0  # Triton starts it again only when an operator reloads the model
+ENDING = "Server not ready"  # its words, to every call, once it was told to end
+ENDING_SECONDS = 1.0  # between two looks of a millisecond
+NOBODY = "specdec-nobody"  # no model's name
 
 
 class BlsTransport:
@@ -64,6 +67,34 @@ class BlsTransport:
         (result,) = response.output_tensors()
         arrays = frame.unpack(result.as_numpy(), OUTPUTS)
         return {name: arrays[name] for name in wanted}
+
+
+class EndingWatch:
+    """Notices that the server ends, for an engine that calls no model: nobody tells it, Triton's
+    streams stay open until its exit timeout, and the clients hear of it no earlier. From then on
+    BLS calls are refused, in other words than one to a model that is not there.
+    """
+
+    def __init__(self) -> None:
+        self._look_at = 0.0  # time.monotonic()
+
+    def __call__(self) -> None:
+        """Called by the engine's thread before a pass. Raises `DecoderFailed`: the server ends."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + ENDING_SECONDS
+        nothing = pb_utils.Tensor(frame.INPUT, frame.pack({}, INPUTS))
+        request = pb_utils.InferenceRequest(
+            model_name=NOBODY, requested_output_names=[frame.OUTPUT], inputs=[nothing]
+        )
+        try:
+            response = request.exec()
+            message = response.error().message() if response.has_error() else ""
+        except pb_utils.TritonModelException as error:
+            message = str(error)
+        if ENDING in message:
+            self._look_at = 0.0  # whoever comes now is refused too
+            raise DecoderFailed("the server is shutting down")
 
 
 def read_request(request: Any) -> tuple[Arrays, dict[str, object]]:

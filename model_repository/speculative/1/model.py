@@ -15,7 +15,7 @@ from specdec.errors import InvalidRequest
 from specdec.speculation.draft_models import head_dir, target_dir, with_models_inside
 from specdec.speculation.publisher import MetricsPublisher
 from specdec.speculation.service import Service
-from specdec.speculation.triton_io import BlsTransport, Outbox, read_request
+from specdec.speculation.triton_io import BlsTransport, EndingWatch, Outbox, read_request
 from specdec.wire import RemoteDecoder
 
 SWITCH_SECONDS = 0.0005  # a busy thread may delay a BLS hop by two of these; the default is 5 ms
@@ -56,7 +56,13 @@ class TritonPythonModel:
         config = from_parameters(SpeculativeConfig, values)
         config = with_models_inside(config, folder / args["model_version"])
         self._outbox = Outbox()
-        here = load_here(config, repository, self._outbox.poll)
+        ending = EndingWatch()
+
+        def before_pass():
+            ending()
+            self._outbox.poll()
+
+        here = load_here(config, repository, before_pass)
 
         def connect(model_name):
             if model_name in here:
