@@ -134,13 +134,7 @@ def _wait_ready(launched: Launched) -> None:
     models = launched.models
     if models.head_left_out:
         ERR.print(f"[yellow]note:[/] {escape(models.head_left_out)}", soft_wrap=True)
-    config = models.config
-    separate = {
-        "target": None if config.target_in_process else models.target,
-        "draft": models.draft,
-        "eagle": None if config.head_in_process else models.head,
-    }
-    names = [*(name for name, artifact in separate.items() if artifact), "speculative"]
+    names = [*models.apart, "speculative"]
     if ERR.is_terminal:
         with ERR.status("starting tritonserver") as status:
             launched.server.wait_ready(

@@ -54,6 +54,7 @@ class Composed:
     draft: Artifact | None
     head: Artifact | None
     config: SpeculativeConfig
+    apart: tuple[str, ...]  # those of the three that are models of their own
     head_left_out: str = ""  # why the head in the source is not served, one line; empty: it is
 
 
@@ -82,7 +83,8 @@ def compose(models: Models, destination: Path) -> Composed:
     final = _write_model(models.source / SPECULATIVE, destination, parameters(SPECULATIVE))
     config = from_parameters(SpeculativeConfig, final)
     inside = _inside(config)
-    served = [SPECULATIVE, ENSEMBLE, *(x for x in artifacts if x not in inside)]
+    apart = tuple(name for name in artifacts if name not in inside)
+    served = [SPECULATIVE, ENSEMBLE, *apart]
     for name, kind in inside.items():
         if models.parameters.get(name):
             raise InvalidConfig(
@@ -97,7 +99,9 @@ def compose(models: Models, destination: Path) -> Composed:
             _link(folder, destination / SPECULATIVE / "1" / name)
         else:
             _write_decoder(folder, name, models.source, destination, parameters(name))
-    return Composed(artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config, left_out)
+    return Composed(
+        artifacts[TARGET], artifacts.get(DRAFT), artifacts.get(HEAD), config, apart, left_out
+    )
 
 
 def _inside(config: SpeculativeConfig) -> dict[str, str]:

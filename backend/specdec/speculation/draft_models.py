@@ -27,9 +27,10 @@ def with_models_inside(config: SpeculativeConfig, version: Path) -> SpeculativeC
     target, head = version / config.target_model_name, version / config.head_model_name
     if config.target_in_process and not config.target_artifact_dir and target.is_dir():
         config = replace(config, target_artifact_dir=str(target))
-    if not (config.head_model_name and config.head_in_process) or config.head_artifact_dir:
-        return config
-    return replace(config, head_artifact_dir=str(head)) if head.is_dir() else config
+    has_head = config.head_model_name and config.head_in_process
+    if has_head and not config.head_artifact_dir and head.is_dir():
+        config = replace(config, head_artifact_dir=str(head))
+    return config
 
 
 def target_dir(config: SpeculativeConfig, repository: Path) -> Path:

@@ -76,6 +76,7 @@ class EndingWatch:
     """
 
     def __init__(self) -> None:
+        self._call = BlsTransport(NOBODY)
         self._look_at = 0.0  # time.monotonic()
 
     def __call__(self) -> None:
@@ -83,18 +84,12 @@ class EndingWatch:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + ENDING_SECONDS
-        nothing = pb_utils.Tensor(frame.INPUT, frame.pack({}, INPUTS))
-        request = pb_utils.InferenceRequest(
-            model_name=NOBODY, requested_output_names=[frame.OUTPUT], inputs=[nothing]
-        )
         try:
-            response = request.exec()
-            message = response.error().message() if response.has_error() else ""
-        except pb_utils.TritonModelException as error:
-            message = str(error)
-        if ENDING in message:
-            self._look_at = 0.0  # whoever comes now is refused too
-            raise DecoderFailed("the server is shutting down")
+            self._call({}, ())
+        except DecoderFailed as refusal:
+            if ENDING in str(refusal):
+                self._look_at = 0.0  # whoever comes now is refused too
+                raise DecoderFailed("the server is shutting down") from None
 
 
 def read_request(request: Any) -> tuple[Arrays, dict[str, object]]:
