@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import frame, wire
-from specdec.types import DecoderInfo, HeadCall, HeadDraft, HeadResult
+from specdec.types import DecoderInfo, HeadCall, HeadDraft, HeadResult, SamplingParams
 from support.trees import trees
 
 SIZE = 3
@@ -23,6 +23,10 @@ class EchoHead:
 
     def describe(self):
         return DecoderInfo(1, 16, 50, "distribution", 1, "fp32", feature_size=SIZE)
+
+    def open(self, sequence_id, prompt_ids, sampling, cache_salt=0, first=0):
+        self.opened = (sequence_id, list(prompt_ids), cache_salt, first)
+        return first
 
     def draft(self, calls):
         self.calls = list(calls)
@@ -87,3 +91,10 @@ def test_arrays_that_do_not_add_up_are_our_fault():
     }
     with pytest.raises((AssertionError, ValueError)):
         wire.serve(EchoHead([]), {**arrays, "num_tokens": np.array([2], np.int32)})
+
+
+@pytest.mark.parametrize(("salt", "first"), [(0, 0), (0, 7), (2**61 + 1, 0), (5, 7)])
+def test_a_head_learns_where_its_rows_begin(salt, first):
+    head = EchoHead([])
+    assert remote_of(head).open(3, [1, 2], SamplingParams(), salt, first) == first
+    assert head.opened == (3, [1, 2], salt, first)

@@ -316,9 +316,22 @@ class Head(Protocol):
 
     def reset(self) -> None: ...
 
-    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
-        """Give the sequence a slot; returns 0, for a cache of rows is never reused. The prompt's
-        tokens are among those the head may propose."""
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Seq[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+        first: int = 0,
+    ) -> int:
+        """Give the sequence a slot; return how many rows it already holds: those of the text's
+        first positions that sequences with the same salt left (at most len(prompt_ids) - 2). The
+        prompt's tokens are among those the head may propose.
+
+        Args:
+            first: of the states that the caller can give, the position. Where fewer rows are held
+                the head never sees what lies between.
+        """
         ...
 
     def draft(self, calls: Seq[HeadCall]) -> HeadResult: ...

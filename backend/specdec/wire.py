@@ -9,6 +9,8 @@ reset      -                                          num_cached [1], 0
 open       sequence_ids [1], token_ids [N],           num_cached [1]
            sampling [1] JSON
            if there is one: cache_salt [1]
+           of a head that is not fed from the
+           text's beginning: starts [1]
 extend     sequence_ids, starts, num_tokens,          output_ids [R], output_logprobs [R],
            num_outputs, num_draft_steps [B],          compute_seconds [1]
            token_ids [N]
@@ -194,14 +196,18 @@ class RemoteDecoder:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         cache_salt: int = 0,
+        first: int = 0,
     ) -> int:
+        """`first`: of heads alone."""
         salt = {"cache_salt": _ints([cache_salt], np.int64)} if cache_salt else {}
+        start = {"starts": _ints([first])} if first else {}
         result = self._call(
             "open",
             sequence_ids=_ints([sequence_id], np.int64),
             token_ids=_ints(prompt_ids),
             sampling=_text(sampling_to_json(sampling)),
             **salt,
+            **start,
         )
         return int(result["num_cached"][0])
 
@@ -245,11 +251,12 @@ def serve(decoder: Decoder | Head, arrays: Arrays) -> Arrays:
         calls = wire_head.decode_calls(arrays)
         return wire_head.encode_drafts(cast(Head, decoder).draft(calls))
     if operation == "open":
-        num_cached = cast(Decoder, decoder).open(  # a head is given no salt
+        given = {"cache_salt": "cache_salt", "first": "starts"}
+        num_cached = decoder.open(
             int(arrays["sequence_ids"][0]),
             arrays["token_ids"].tolist(),
             sampling_from_json(arrays["sampling"][0]),
-            *arrays.get("cache_salt", np.zeros(0)).tolist(),
+            **{name: int(arrays[array][0]) for name, array in given.items() if array in arrays},
         )
         return {"num_cached": _ints([num_cached])}
     if operation == "close":

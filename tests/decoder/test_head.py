@@ -272,6 +272,83 @@ def test_what_cannot_be_is_refused_and_changes_nothing(head_dir: Path, wrong, me
     draft(decoder, call())
 
 
+TREE = {"max_tokens": 8, "max_depth": 3, "width": 2}
+
+
+def text_of(one: HeadCall) -> list[int]:
+    return [PROMPT[0], *one.token_ids]
+
+
+def same(found: HeadDraft, wanted: HeadDraft) -> bool:
+    return found[:2] == wanted[:2] and np.allclose(found.logprobs, wanted.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("num_shared", [1, 4, 7])
+def test_a_text_begins_with_the_rows_that_another_left(
+    head_dir: Path, num_shared: int, is_open: bool
+):
+    """Drafts are those of a head that was shown all of them."""
+    decoder, whole = make(head_dir), call(2, num_rows=8, **TREE)
+    text = text_of(whole)
+    decoder.open(1, text, SamplingParams())
+    draft(decoder, whole._replace(sequence_id=1))
+    (wanted,) = draft(decoder, whole._replace(sequence_id=1))
+    if not is_open:
+        decoder.close([(1, num_shared)])
+    others = text[: num_shared + 1] if is_open else text
+    prompt = [*others, *[9] * (len(text) - len(others))]
+    assert decoder.open(2, prompt, SamplingParams(), 0, num_shared) == num_shared
+    (found,) = draft(decoder, call(2, start=num_shared, num_rows=8, **TREE))
+    assert same(found, wanted)
+
+
+def test_rows_serve_the_same_beginning_and_salt_alone(head_dir: Path):
+    decoder, one = make(head_dir), call(num_rows=8)
+    text = text_of(one)
+    decoder.open(1, text, SamplingParams(), 7)
+    draft(decoder, one)
+    decoder.close([(1, 8)])
+    for prompt, salt, held in (
+        (text, 8, 0),
+        ([PROMPT[0] + 1, *text[1:]], 7, 0),
+        ([*text[:5], 9, 9, 9], 7, 4),
+        (text, 7, 7),  # the last row is for a draft to follow
+        (text[:1], 7, 0),
+    ):
+        assert decoder.open(2, prompt, SamplingParams(), salt) == held, (prompt, salt)
+        decoder.close([(2, held)])
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_rows_behind_a_gap_serve_nobody(head_dir: Path, is_open: bool):
+    """They are not what these tokens at the beginning of a text would give."""
+    decoder, one = make(head_dir), call(num_rows=8)
+    text = text_of(one)
+    decoder.open(1, text, SamplingParams())
+    draft(decoder, call(num_rows=3))
+    decoder.close([(1, 3)])
+    assert decoder.open(2, text, SamplingParams(), 0, 5) == 3
+    draft(decoder, call(2, start=3, num_rows=8))
+    if not is_open:
+        decoder.close([(2, 8)])
+    assert decoder.open(3, text, SamplingParams()) == 3
+
+
+def test_a_reset_leaves_rows_to_begin_with(head_dir: Path):
+    decoder, one = make(head_dir), call(num_rows=8)
+    decoder.open(1, text_of(one), SamplingParams())
+    draft(decoder, one)
+    decoder.reset()
+    assert decoder.open(1, text_of(one), SamplingParams()) == 7
+
+
+@pytest.mark.parametrize("first", [-1, 6])
+def test_a_text_cannot_begin_outside_itself(head_dir: Path, first: int):
+    with pytest.raises(DecoderFailed, match=f"position {first} of 6"):
+        make(head_dir).open(1, PROMPT, SamplingParams(), 0, first)
+
+
 def test_slots_are_freed(head_dir: Path):
     decoder = opened(head_dir, 1, 2, 3, 4)
     with pytest.raises(DecoderFailed, match="slots are in use"):

@@ -45,7 +45,7 @@ class FixedHead:
     def describe(self):
         return DecoderInfo(16, 512, 64, "distribution", 1, "fixed")
 
-    def open(self, sequence_id, prompt_ids, sampling):
+    def open(self, sequence_id, prompt_ids, sampling, cache_salt=0, first=0):
         self.open_ids.add(sequence_id)
         return 0
 

@@ -18,6 +18,7 @@ from support.fakes import FEATURE_SIZE, ScriptedDecoder, features_after, hash_te
 from support.scripted_head import LIKELY, ScriptedHead, show
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+NONE = np.zeros((0, FEATURE_SIZE), np.float16)
 
 
 def view_of(token_ids, sequence_id=1, carry=()):
@@ -216,13 +217,95 @@ def test_a_text_longer_than_the_head_gets_no_drafts():
     assert propose(drafter, view_of(text)).proposals[0].token_ids == ()
 
 
-def test_a_sequence_that_was_never_drafted_needs_no_slot():
+@pytest.mark.parametrize("num_held", range(7))
+@pytest.mark.parametrize("first", range(8))
+def test_a_head_goes_on_from_the_rows_it_holds(first, num_held):
+    """What the target had cached was never shown; what the head holds is not shown again."""
+    head = ScriptedHead(num_held=num_held)
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)], first=first)
+    (proposal,) = propose(drafter, view_of(text)).proposals
+    assert proposal.token_ids[0] == hash_text(text)
+    ((call,),) = head.calls
+    begin = max(first, num_held)
+    assert (call.start, call.token_ids) == (num_held, text[begin + 1 :])
+    assert np.array_equal(call.features, states(text, begin, 8))
+    text += [8, 9]
+    show(drafter, [view_of(text)])
+    assert propose(drafter, view_of(text)).proposals[0].token_ids[0] == hash_text(text)
+    drafter.end([1])
+    assert head.closed == [(1, num_held + len(text) - 1 - begin)]
+
+
+def test_of_a_long_text_a_head_keeps_the_beginning_that_it_holds(monkeypatch):
+    monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
+    head = ScriptedHead(num_held=2)
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)])
+    propose(drafter, view_of(text))
+    ((call,),) = head.calls
+    assert (call.start, call.token_ids) == (2, text[6:])
+
+
+def test_a_head_is_told_the_salt():
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    views = [view_of(PROMPT, i)._replace(cache_salt=i + 2) for i in (1, 2)]
+    show(drafter, views)
+    propose(drafter, views[0])
+    drafter.end([1, 2])
+    assert head.salts == {1: 3, 2: 4}
+
+
+def test_a_text_that_nothing_was_drafted_for_leaves_its_opening():
+    """The target has cached it and will not give its states again."""
     head = ScriptedHead()
     drafter = EagleDrafter(head)
     drafter.begin(view_of(PROMPT))
-    show(drafter, [view_of(PROMPT)])
-    drafter.observe(view_of([*PROMPT, 7]), Verdict((7,), (0.0,), 0))
+    text = list(PROMPT)
+    view = view_of(PROMPT)._replace(token_ids=text)
+    drafter.absorb(view, 0, states(PROMPT, 0, 8))
+    text.append(7)  # the engine's own list
+    drafter.observe(view, Verdict((7,), (0.0,), 0))
     drafter.end([1])
+    ((call,),) = head.calls
+    assert (call.start, call.token_ids, call.max_tokens) == (0, text[1:], 0)
+    assert np.array_equal(call.features, states(PROMPT, 0, 8))
+    assert head.closed == [(1, 8)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+@pytest.mark.parametrize("num_states", range(9))
+def test_an_ended_prompt_leaves_as_much_as_is_known(size, num_states):
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    num_states = min(num_states, size)
+    drafter.absorb(view_of(PROMPT[:size]), 0, states(PROMPT, 0, num_states) if num_states else NONE)
+    drafter.end([1])
+    num_rows = min(num_states, size - 1)
+    assert [len(call.token_ids) for (call,) in head.calls] == [num_rows] * (num_rows > 0)
+    assert head.closed == [(1, num_rows)] * (num_rows > 0)
+
+
+def test_an_opening_that_the_head_holds_is_not_shown_again():
+    head = ScriptedHead(num_held=4)
+    drafter = EagleDrafter(head)
+    show(drafter, [view_of(PROMPT)])
+    drafter.end([1])
+    assert head.calls == []
+    assert head.closed == [(1, 4)]
+
+
+def test_a_text_whose_opening_was_never_seen_needs_no_slot(monkeypatch):
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    show(drafter, [view_of(PROMPT, 1)], first=5)
+    monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
+    show(drafter, [view_of(PROMPT, 2)])
+    drafter.end([1, 2])
+    assert head.salts == {}
     assert head.closed == []
 
 

@@ -28,7 +28,11 @@ class ScriptedHead:
         max_sequences: int = 16,
         max_sequence_length: int = 512,
         fail_at: Sequence[int] = (),
+        num_held: int = 0,
     ) -> None:
+        """`num_held`: rows of every text that another sequence left."""
+        self.num_held = num_held
+        self.salts: dict[int, int] = {}
         self.next_token = next_token
         self.info = DecoderInfo(
             max_sequences,
@@ -52,12 +56,23 @@ class ScriptedHead:
         self.caches.clear()
         self.firsts.clear()
 
-    def open(self, sequence_id: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> int:
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+        first: int = 0,
+    ) -> int:
         if len(self.caches) == self.info.max_sequences:
             raise DecoderFailed("no free slot")
         assert sequence_id not in self.caches
         self.caches[sequence_id] = list(prompt_ids)
-        return 0
+        self.salts[sequence_id] = cache_salt
+        held = min(self.num_held, max(len(prompt_ids) - 2, 0))
+        if held:
+            self.firsts[sequence_id] = max(first - held, 0)
+        return held
 
     def draft(self, calls: Sequence[HeadCall]) -> HeadResult:
         number = len(self.calls)

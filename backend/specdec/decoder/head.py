@@ -9,11 +9,14 @@ it, so one may still catch up while another grows.
     pass 3   A: likeliest ...    | B: the likeliest of all its tokens ...
 
 Rows are numbered from the first one a sequence ever had, and so are their rotary positions: only
-distances between positions matter, so a head may begin anywhere in a text.
+distances between positions matter, so a head may begin anywhere in a text. As in a target's cache
+the rows of a text's beginning serve every sequence that starts with it: what all prompts have
+before them is what a head's attention rests on, and without it a third of its drafts is lost.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
@@ -46,12 +49,25 @@ from specdec.types import (
 
 MAX_TREE_TOKENS = MAX_SHARED_ROWS  # what a target can verify
 MAX_OWN_ROWS = 256  # rows behind the committed ones, of one sequence in one call
+NOBODYS = -1  # stands for the tokens of rows that no other sequence may begin with
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
+    """The first `num_whole` rows are of the text's first positions, with nothing left out before
+    them: other sequences may begin with them."""
+
     slot: Slot
     own_ids: OwnIds
+    num_whole: float
+
+    def begin(self, call: HeadCall) -> None:
+        """Rewind, and note the tokens of the rows to come."""
+        self.slot.length = call.start
+        is_whole = call.start < self.num_whole
+        end = call.start + len(call.token_ids)
+        self.slot.tokens[call.start : end] = call.token_ids if is_whole else NOBODYS
+        self.own_ids.see(call.token_ids)
 
 
 class _Got(NamedTuple):
@@ -125,25 +141,40 @@ class HeadDecoder:
 
     def reset(self) -> None:
         """See `Decoder`."""
-        self.close([(sequence_id, 0) for sequence_id in self._sequences])
+        self.close([(i, sequence.slot.length) for i, sequence in self._sequences.items()])
 
-    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Seq[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+        first: int = 0,
+    ) -> int:
         """See `Head`. Raises `DecoderFailed`: id in use, an unknown token, no free slot."""
         if sequence_id in self._sequences:
             raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
+        if not 0 <= first <= max(len(prompt_ids) - 1, 0):
+            raise DecoderFailed(
+                f"sequence {sequence_id} would begin at position {first} of {len(prompt_ids)}"
+            )
         self._check_ids(prompt_ids)
         self._measure = None
-        sequence = _Sequence(self._cache.open(np.zeros(0, np.int32)), OwnIds(self._is_static))
+        # A row is known by its token, and by those before it, of which the first has no row.
+        rows = np.array(prompt_ids[1:], np.int32)
+        slot = self._cache.open(rows, hash((cache_salt, *prompt_ids[:1])))
+        num_whole = math.inf if slot.length >= first else slot.length
+        sequence = _Sequence(slot, OwnIds(self._is_static), num_whole)
         sequence.own_ids.see(prompt_ids)
         self._sequences[sequence_id] = sequence
-        return 0
+        return slot.length
 
     def close(self, sequences: Seq[tuple[int, int]]) -> None:
         """See `Decoder`."""
-        for sequence_id, _ in list(sequences):
+        for sequence_id, committed in list(sequences):
             sequence = self._sequences.pop(sequence_id, None)
             if sequence is not None:
-                self._cache.close(sequence.slot, 0)
+                self._cache.close(sequence.slot, max(committed, 0))
 
     def draft(self, calls: Seq[HeadCall]) -> HeadResult:
         """See `Head`. Nothing changes if a call is refused.
@@ -154,8 +185,7 @@ class HeadDecoder:
         self._check(calls)
         sequences = [self._sequences[call.sequence_id] for call in calls]
         for call, sequence in zip(calls, sequences, strict=True):
-            sequence.slot.length = call.start  # rewind
-            sequence.own_ids.see(call.token_ids)
+            sequence.begin(call)
         shared = columns(self._runtime.static_ids, [s.own_ids for s in sequences])
         steps = [
             _steps(call, sequence.slot.index)

@@ -63,8 +63,17 @@ class _Local(Generic[M]):
 class LocalHead(_Local[Head]):
     """See `Head`: requests lose a failing one's drafts and nothing else."""
 
-    def open(self, sequence_id: int, prompt_ids: Seq[int], sampling: SamplingParams) -> int:
-        return self._guarded(lambda: self._model.open(sequence_id, prompt_ids, sampling))
+    def open(
+        self,
+        sequence_id: int,
+        prompt_ids: Seq[int],
+        sampling: SamplingParams,
+        cache_salt: int = 0,
+        first: int = 0,
+    ) -> int:
+        return self._guarded(
+            lambda: self._model.open(sequence_id, prompt_ids, sampling, cache_salt, first)
+        )
 
     def draft(self, calls: Seq[HeadCall]) -> HeadResult:
         return self._guarded(lambda: self._model.draft(calls))

@@ -35,8 +35,11 @@ class _State:
 
     target's states   [ never seen | rows in its cache | pending ]
     position            0 ...        first ...           first + num_rows ...
+
+    Rows that it had before are of the text's beginning, which may lie further back.
     """
 
+    view: DraftView  # as it was seen first
     first: int
     num_rows: int = 0
     pending: list[Features] = field(default_factory=list)
@@ -65,6 +68,11 @@ class _State:
             if not len(self.pending[0]):
                 self.pending.pop(0)
             self.first, count = self.first + size, count - size
+
+    def hold(self, count: int) -> None:
+        """So many rows of the text's beginning are in the head's cache already."""
+        self.drop(count - self.first)
+        self.first, self.num_rows, self.is_open = self.first - count, count, True
 
     def keep(self, count: int) -> None:
         """`count` pending rows are in the head's cache now."""
@@ -96,7 +104,7 @@ class HeadFollower:
 
     def absorb(self, view: DraftView, start: int, features: Features) -> None:
         """See `Drafter.absorb`."""
-        state = self._states.setdefault(view.sequence_id, _State(start))
+        state = self._states.setdefault(view.sequence_id, _State(view, start))
         assert start == state.end, (start, state.end)
         if len(features):
             state.pending.append(features.copy())  # not all that came with them in one frame
@@ -140,12 +148,11 @@ class HeadFollower:
             return None
         if self._max_rows is None:
             self._max_rows = self._head.describe().max_sequence_length
+        if not state.is_open:
+            self._open(state)
         features = state.take(CATCH_UP_ROWS)
         if state.num_rows + len(features) > self._max_rows:
             return None  # too long for the head
-        if not state.is_open:
-            self._head.open(view.sequence_id, view.token_ids, view.sampling)
-            state.is_open = True
         begin = state.first + state.num_rows + 1  # a row's token is the one after its position
         token_ids = view.token_ids[begin : begin + len(features)]
         assert len(token_ids) == len(features), (state, len(view.token_ids))
@@ -162,12 +169,35 @@ class HeadFollower:
             least=least,
         )
 
+    def _open(self, state: _State) -> None:
+        view = state.view
+        state.hold(
+            self._head.open(
+                view.sequence_id, view.token_ids, view.sampling, view.cache_salt, state.first
+            )
+        )
+
     def end(self, sequence_ids: Seq[int]) -> None:
         """Forget these sequences. Raises `DecoderFailed`."""
         states = {i: self._states.pop(i) for i in sequence_ids if i in self._states}
         is_open = [(i, state.num_rows) for i, state in states.items() if state.is_open]
         if is_open:
             self._head.close(is_open)
+        for sequence_id, state in states.items():
+            num_rows = min(state.num_pending, CATCH_UP_ROWS, len(state.view.token_ids) - 1)
+            if num_rows and not state.is_open and state.first == 0:
+                self._leave_opening(sequence_id, state, num_rows)
+
+    def _leave_opening(self, sequence_id: int, state: _State, num_rows: int) -> None:
+        """What nothing was drafted for may have been the first text with this opening. The target
+        has it in its cache now and will not give its states again: the next head would have to
+        do without."""
+        self._open(state)
+        if not state.num_rows:
+            token_ids = state.view.token_ids[1 : 1 + num_rows]
+            self._head.draft([HeadCall(sequence_id, 0, token_ids, state.take(num_rows))])
+            state.keep(num_rows)
+        self._head.close([(sequence_id, state.num_rows)])
 
 
 def _num_levels(draft: HeadDraft) -> int:
