@@ -22,6 +22,7 @@ from support.tiny import export_tiny
 
 SIZE = 64 * len(LAYERS)
 PROMPT = [5, 6, 7, 100, 101, 5]
+TREE = {"max_tokens": 8, "max_depth": 3, "width": 2}
 
 
 def export_head(root: Path, precision: str) -> Path:
@@ -270,9 +271,6 @@ def test_what_cannot_be_is_refused_and_changes_nothing(head_dir: Path, wrong, me
     with pytest.raises(DecoderFailed, match=message):
         decoder.draft([wrong])
     draft(decoder, call())
-
-
-TREE = {"max_tokens": 8, "max_depth": 3, "width": 2}
 
 
 def text_of(one: HeadCall) -> list[int]:

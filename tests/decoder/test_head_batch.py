@@ -27,7 +27,7 @@ def built(shares=SHARES, max_position=100):
         feature_size=2,
         hidden_size=3,
         extra_ids=np.array([4]),
-        allowed=np.ones((3, 1), np.bool_),
+        allowed=np.ones((sum(share.num_outputs for share in shares), 1), np.bool_),
         width=4,
     )
 
@@ -61,6 +61,14 @@ def test_one_kind_alone_leaves_the_other_empty():
     assert catching_up.hidden.shape == (0, 3)
     assert growing.features.shape == (0, 2)
     assert growing.source.tolist() == [0, 1]
+
+
+def test_a_pass_without_outputs_has_one_that_may_propose_nothing_of_the_text():
+    """A mask without rows beside logits of one: the graph read what lay behind it in memory."""
+    catching_up = built([SHARES[0]._replace(num_outputs=0)])
+    assert catching_up.base.output_rows.tolist() == [0]
+    assert catching_up.allowed.tolist() == [[False]]
+    assert built().allowed.tolist() == [[True]] * 3
 
 
 def test_positions_end_with_the_model_s():

@@ -86,7 +86,7 @@ def build(
     """Arrays of one pass; see `batch.build`.
 
     Args:
-        allowed: [R, M], see `HeadBatch`.
+        allowed: see `HeadBatch`, of the shares' outputs; a pass without any has one all the same.
     """
     base = batch.build(
         [s.plain for s in shares], lengths, length=length, min_rows=1, max_position=max_position
@@ -111,6 +111,6 @@ def build(
         np.stack(hidden) if hidden else np.zeros((0, hidden_size), np.float32),
         source,
         extra_ids,
-        allowed,
+        np.pad(allowed, ((0, len(base.output_rows) - len(allowed)), (0, 0))),
         np.array([width]),
     )
