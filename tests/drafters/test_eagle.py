@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import exp
 
 import numpy as np
@@ -90,17 +91,42 @@ def test_a_head_begins_behind_what_the_target_had_cached():
     assert (call.start, call.token_ids) == (0, text[6:])
 
 
-def test_of_a_long_text_a_head_sees_the_end(monkeypatch):
+@pytest.fixture
+def short_memory(monkeypatch):
+    monkeypatch.setattr(_head, "OPENING_ROWS", 2)
     monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
+
+
+@pytest.mark.parametrize("cuts", [(5, 7, 8), (3, 4, 8), (8,), (1, 2, 3, 4, 5, 6, 7, 8)])
+def test_of_a_long_text_a_head_sees_the_opening_and_the_end(cuts, short_memory):
+    """The opening is left for whoever begins like this, and this text is the first to do so."""
     head = ScriptedHead()
     drafter = EagleDrafter(head)
     text = [*PROMPT, 7]
-    for start, end in ((0, 5), (5, 7), (7, 8)):  # prompt chunks
+    for start, end in itertools.pairwise((0, *cuts)):  # prompt chunks
         drafter.absorb(view_of(PROMPT), start, states(PROMPT, start, end))
     assert propose(drafter, view_of(text)).proposals[0].token_ids[0] == hash_text(text)
-    ((call,),) = head.calls
-    assert (call.start, call.token_ids) == (0, text[6:])
+    (opening,), (call,) = head.calls
+    assert (opening.start, opening.token_ids, opening.max_tokens) == (0, text[1:3], 0)
+    assert np.array_equal(opening.features, states(PROMPT, 0, 2))
+    assert (head.closed, head.opened_first) == ([(1, 2)], [0, 5])
+    assert (call.start, call.token_ids) == (0, text[6:])  # this head keeps nothing
     assert np.array_equal(call.features, states(PROMPT, 5, 8))
+
+
+@pytest.mark.parametrize("num_held", range(7))
+def test_of_an_opening_a_head_is_shown_what_it_does_not_hold(num_held, short_memory):
+    head = ScriptedHead(num_held=num_held)
+    drafter = EagleDrafter(head)
+    text = [*PROMPT, 7]
+    show(drafter, [view_of(text)])
+    propose(drafter, view_of(text))
+    *before, (call,) = head.calls
+    assert [(c.start, c.token_ids) for (c,) in before] == [(num_held, text[1 + num_held : 3])] * (
+        num_held < 2
+    )
+    begin = max(5, num_held)
+    assert (call.start, call.token_ids) == (num_held, text[begin + 1 :])
 
 
 def test_a_head_that_rested_for_long_catches_up_in_parts(monkeypatch):
@@ -238,17 +264,6 @@ def test_a_head_goes_on_from_the_rows_it_holds(first, num_held):
     assert head.closed == [(1, num_held + len(text) - 1 - begin)]
 
 
-def test_of_a_long_text_a_head_keeps_the_beginning_that_it_holds(monkeypatch):
-    monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
-    head = ScriptedHead(num_held=2)
-    drafter = EagleDrafter(head)
-    text = [*PROMPT, 7]
-    show(drafter, [view_of(text)])
-    propose(drafter, view_of(text))
-    ((call,),) = head.calls
-    assert (call.start, call.token_ids) == (2, text[6:])
-
-
 def test_a_head_is_told_the_salt():
     head = ScriptedHead()
     drafter = EagleDrafter(head)
@@ -289,24 +304,33 @@ def test_an_ended_prompt_leaves_as_much_as_is_known(size, num_states):
     assert head.closed == [(1, num_rows)] * (num_rows > 0)
 
 
-def test_an_opening_that_the_head_holds_is_not_shown_again():
-    head = ScriptedHead(num_held=4)
+def test_an_opening_that_the_head_holds_is_not_shown_again(monkeypatch):
+    monkeypatch.setattr(_head, "OPENING_ROWS", 6)
+    head = ScriptedHead(num_held=6)
     drafter = EagleDrafter(head)
     show(drafter, [view_of(PROMPT)])
     drafter.end([1])
     assert head.calls == []
-    assert head.closed == [(1, 4)]
+    assert head.closed == [(1, 6)]
 
 
-def test_a_text_whose_opening_was_never_seen_needs_no_slot(monkeypatch):
+def test_a_text_whose_opening_was_never_seen_needs_no_slot():
     head = ScriptedHead()
     drafter = EagleDrafter(head)
     show(drafter, [view_of(PROMPT, 1)], first=5)
-    monkeypatch.setattr(_head, "CATCH_UP_ROWS", 3)
-    show(drafter, [view_of(PROMPT, 2)])
     drafter.end([1, 2])
     assert head.salts == {}
     assert head.closed == []
+
+
+def test_a_long_text_that_nothing_was_drafted_for_leaves_its_opening(short_memory):
+    head = ScriptedHead()
+    drafter = EagleDrafter(head)
+    show(drafter, [view_of(PROMPT)])
+    drafter.end([1])
+    ((call,),) = head.calls
+    assert (call.start, call.token_ids) == (0, PROMPT[1:3])
+    assert head.closed == [(1, 2)]
 
 
 @pytest.mark.parametrize("num_reused", [0, 5])
@@ -322,4 +346,15 @@ def test_a_head_that_knows_the_text_is_accepted_whole(num_reused):
     assert first.token_ids == [*PROMPT, sink.token_ids[0]][num_reused + 1 :]
     flags = [flag for chunk in sink.chunks for flag in chunk.from_draft]
     assert sum(flags) >= 20
+    assert not head.caches
+
+
+def test_an_opening_that_fails_leaves_no_slot(short_memory):
+    head = ScriptedHead(fail_at=[0, 1])
+    drafter = EagleDrafter(head)
+    show(drafter, [view_of(PROMPT)])
+    assert propose(drafter, view_of(PROMPT)).failed == (0,)
+    assert not head.caches
+    with pytest.raises(DecoderFailed):
+        drafter.end([1])
     assert not head.caches

@@ -33,6 +33,7 @@ class ScriptedHead:
         """`num_held`: rows of every text that another sequence left."""
         self.num_held = num_held
         self.salts: dict[int, int] = {}
+        self.opened_first: list[int] = []
         self.next_token = next_token
         self.info = DecoderInfo(
             max_sequences,
@@ -69,6 +70,7 @@ class ScriptedHead:
         assert sequence_id not in self.caches
         self.caches[sequence_id] = list(prompt_ids)
         self.salts[sequence_id] = cache_salt
+        self.opened_first.append(first)
         held = min(self.num_held, max(len(prompt_ids) - 2, 0))
         if held:
             self.firsts[sequence_id] = max(first - held, 0)
