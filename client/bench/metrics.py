@@ -29,6 +29,7 @@ COUNTERS = {
     "num_prompt_tokens": "prompt_tokens_total",
     "num_cached_tokens": "prefix_cache_hits_total",
     "num_finished": "requests_finished_total",
+    "num_draft_errors": "draft_errors_total",
 }
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 3.0  # the server publishes every 0.25 s

@@ -43,6 +43,7 @@ class Work:
     num_prompt_tokens: float = 0.0
     num_cached_tokens: float = 0.0  # prompt tokens found in the prefix cache
     num_finished: float = 0.0
+    num_draft_errors: float = 0.0  # sequences that went on without their drafter
 
     @property
     def orchestration_seconds(self) -> float:

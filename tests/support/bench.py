@@ -112,6 +112,7 @@ class FakeClient:
         self.failures: dict[str, Exception] = {}
         self.in_flight = self.most_in_flight = 0
         self.work = Work()
+        self.num_draft_errors = 0  # of each request
         self._step_seconds = step_seconds
         self._lock = threading.Lock()
 
@@ -181,6 +182,7 @@ class FakeClient:
             num_output_tokens=tokens,
             num_prompt_tokens=PROMPT_TOKENS,
             num_finished=1,
+            num_draft_errors=self.num_draft_errors,
         )
         with self._lock:
             self.work += work

@@ -67,6 +67,15 @@ def test_the_whole_way_from_the_command_line_to_the_file(client, tmp_path):
     assert found["environment"]["machine"]["cores"] >= 1
 
 
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_drafts_that_were_lost_are_told(client, tmp_path, num_lost):
+    """Else a server that runs without its head looks like one whose head is poor."""
+    client.num_draft_errors = num_lost
+    done = bench("--prompts", write_prompts(tmp_path / "p.jsonl"))
+    assert done.exit_code == 0, done.output
+    assert ("requests lost their drafts" in done.stdout) == bool(num_lost)
+
+
 def test_whether_it_is_ever_slower(client, tmp_path, monkeypatch):
     monkeypatch.setattr(wave, "_LEAST_SECONDS", 0.0)
     file = tmp_path / "out.json"
