@@ -133,10 +133,6 @@ class Driver:
         result = run()
         return result, self._scraper.after(before, num_requests)
 
-    def read_counters(self) -> Work | None:
-        """All that the server has counted; None where it does not tell."""
-        return self._scraper.read() if self._scraper else None
-
     def calls_draft_model(self, prompt: Prompt, variant: Variant) -> bool:
         """Whether the server spends time in a draft model for this variant; False if nobody can
         tell. Which drafters call one is the server's affair, and depends on what it has loaded.

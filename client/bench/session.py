@@ -183,13 +183,12 @@ def measure(driver: Driver, plan: Plan, results: Results, bare: Path | None) -> 
     if bare is not None:
         ERR.print(f"loading the bare graph of {escape(str(bare))} ...", style="dim")
         model = load_bare(bare, prefill_chunk=chunk)
-    before = driver.read_counters()
     with progress_bar(plan.effort(with_bare=bare is not None)) as progress:
-        Bench(driver, plan, results, progress=progress).run(model)
-    after = driver.read_counters()
-    num_lost = int((after - before).num_draft_errors) if before and after else 0
-    if num_lost:
-        results.note(f"{num_lost} requests lost their drafts, the server's log says why")
+        bench = Bench(driver, plan, results, progress=progress)
+        _, work = driver.counted(lambda: bench.run(model), 0)
+    if work and work.num_draft_errors:
+        lost = int(work.num_draft_errors)
+        results.note(f"{lost} requests lost their drafts, the server's log says why")
 
 
 def finish(results: Results, options: Options) -> None:

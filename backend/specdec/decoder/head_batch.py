@@ -111,6 +111,6 @@ def build(
         np.stack(hidden) if hidden else np.zeros((0, hidden_size), np.float32),
         source,
         extra_ids,
-        np.pad(allowed, ((0, len(base.output_rows) - len(allowed)), (0, 0))),
+        allowed if len(allowed) else np.zeros((len(base.output_rows), len(extra_ids)), np.bool_),
         np.array([width]),
     )
