@@ -8,7 +8,6 @@ drafters, text or Triton.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from specdec.config import DecoderConfig
 from specdec.decoder import batch, tree
 from specdec.decoder.batch import Share
 from specdec.decoder.cache import Cache, Slot
+from specdec.decoder.cached import Cached, Measure
 from specdec.decoder.costs import load_or_measure
 from specdec.decoder.drawing import Wanted, draw_all
 from specdec.decoder.outputs import Outputs
@@ -35,7 +35,6 @@ from specdec.types import (
     DecoderInfo,
     Extend,
     ExtendResult,
-    PassCost,
     SamplingParams,
 )
 
@@ -47,7 +46,7 @@ class _Sequence:
     num_prompt_tokens: int
 
 
-class CachedDecoder:
+class CachedDecoder(Cached[_Sequence]):
     """See `Decoder`. Between calls the described content of slots in use is always in the cache."""
 
     def __init__(
@@ -55,32 +54,14 @@ class CachedDecoder:
         runtime: Runtime,
         info: DecoderInfo,
         artifact: Artifact,
-        measure: Callable[[], tuple[PassCost, ...]] | None = None,
+        measure: Measure | None = None,
     ) -> None:
-        """`info`: min_rows as the probe found them on this runtime, and no costs: `measure` finds
-        them, and may overwrite the cache's contents."""
+        """`info`: see `Cached`; min_rows as the probe found them on this runtime."""
+        super().__init__(Cache(runtime, max_length=info.max_sequence_length), info, measure)
         self._runtime = runtime
-        self.info = info
-        self._measure = measure
         max_rows = batch.most_rows(runtime.max_rows, info.min_rows)
         self._limits = Limits(info, artifact.vocab_size, max_rows)
         self._max_position = artifact.max_position_embeddings
-        self._cache = Cache(runtime, max_length=info.max_sequence_length)
-        self._sequences: dict[int, _Sequence] = {}
-
-    def describe(self) -> DecoderInfo:
-        """See `Decoder`. Costs are measured by the first call, if no sequence was opened before
-        it, and not at load: models load side by side, and each would measure the others."""
-        measure, self._measure = self._measure, None
-        if measure is not None:
-            self.info = self.info._replace(costs=measure())
-        return self.info
-
-    def reset(self) -> None:
-        """See `Decoder`. What the cache holds stays for prefix reuse."""
-        for sequence in self._sequences.values():
-            self._cache.close(sequence.slot, sequence.slot.length)
-        self._sequences.clear()
 
     def open(
         self,
@@ -90,25 +71,16 @@ class CachedDecoder:
         cache_salt: int = 0,
     ) -> int:
         """See `Decoder`. Raises `DecoderFailed`: id in use, bad prompt, no free slot."""
-        if sequence_id in self._sequences:
-            raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
+        self._refuse_open(sequence_id)
         if not 1 <= len(prompt_ids) <= self.info.max_sequence_length:
             raise DecoderFailed(
                 f"a prompt of {len(prompt_ids)} tokens: allowed are 1 to "
                 f"{self.info.max_sequence_length}"
             )
         refuse_ids(prompt_ids, self._limits)
-        self._measure = None
         slot = self._cache.open(np.asarray(prompt_ids, np.int32), cache_salt)
-        self._sequences[sequence_id] = _Sequence(slot, sampling, len(prompt_ids))
+        self._add(sequence_id, _Sequence(slot, sampling, len(prompt_ids)))
         return slot.length
-
-    def close(self, sequences: Seq[tuple[int, int]]) -> None:
-        """See `Decoder`."""
-        for sequence_id, committed in sequences:
-            sequence = self._sequences.pop(sequence_id, None)
-            if sequence is not None:
-                self._cache.close(sequence.slot, max(committed, 0))
 
     def extend(self, calls: Seq[Extend]) -> ExtendResult:
         """See `Decoder`. Nothing changes if a call is refused.

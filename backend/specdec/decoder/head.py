@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -31,25 +31,24 @@ import numpy as np
 from specdec.artifact import Artifact
 from specdec.config import DecoderConfig
 from specdec.decoder import batch, head_batch, head_runtime
-from specdec.decoder.batch import MAX_SHARED_ROWS
 from specdec.decoder.cache import Cache, Slot
+from specdec.decoder.cached import Cached, Measure
 from specdec.decoder.costs import load_or_measure
 from specdec.decoder.head_batch import HeadShare, Row
 from specdec.decoder.head_growth import ROOT, Growth
+from specdec.decoder.head_refusals import MAX_OWN_ROWS, refuse_calls
 from specdec.decoder.head_runtime import HeadRuntime
 from specdec.decoder.head_vocabulary import Best, Bools, Columns, Floats, OwnIds, columns
+from specdec.decoder.refusals import Limits, refuse_ids
 from specdec.errors import DecoderFailed
 from specdec.types import (
     DecoderInfo,
     HeadCall,
     HeadDraft,
     HeadResult,
-    PassCost,
     SamplingParams,
 )
 
-MAX_TREE_TOKENS = MAX_SHARED_ROWS  # what a target can verify
-MAX_OWN_ROWS = 256  # rows behind the committed ones, of one sequence in one call
 NOBODYS = -1  # stands for the tokens of rows that no other sequence may begin with
 
 
@@ -112,7 +111,7 @@ def _steps(call: HeadCall, slot: int) -> _Steps:
     return growth.draft()
 
 
-class HeadDecoder:
+class HeadDecoder(Cached[_Sequence]):
     """See `Head`. Between calls a slot holds a sequence's committed rows and nothing else."""
 
     def __init__(
@@ -120,29 +119,16 @@ class HeadDecoder:
         runtime: HeadRuntime,
         info: DecoderInfo,
         artifact: Artifact,
-        measure: Callable[[], tuple[PassCost, ...]] | None = None,
+        measure: Measure | None = None,
     ) -> None:
-        """`measure`: see `CachedDecoder`."""
+        """`info`, `measure`: see `Cached`."""
+        longest = info.max_sequence_length + MAX_OWN_ROWS
+        super().__init__(Cache(runtime, max_length=longest), info, measure)
         self._runtime = runtime
-        self.info = info
         self._artifact = artifact
-        self._measure = measure
+        self._limits = Limits(info, artifact.vocab_size, None)
         self._is_static = np.zeros(artifact.vocab_size, np.bool_)
         self._is_static[runtime.static_ids] = True
-        longest = info.max_sequence_length + MAX_OWN_ROWS
-        self._cache = Cache(runtime, max_length=longest)
-        self._sequences: dict[int, _Sequence] = {}
-
-    def describe(self) -> DecoderInfo:
-        """See `Decoder`. Costs are measured as those of a `CachedDecoder` are."""
-        measure, self._measure = self._measure, None
-        if measure is not None:
-            self.info = self.info._replace(costs=measure())
-        return self.info
-
-    def reset(self) -> None:
-        """See `Decoder`."""
-        self.close([(i, sequence.slot.length) for i, sequence in self._sequences.items()])
 
     def open(
         self,
@@ -153,29 +139,20 @@ class HeadDecoder:
         first: int = 0,
     ) -> int:
         """See `Head`. Raises `DecoderFailed`: id in use, an unknown token, no free slot."""
-        if sequence_id in self._sequences:
-            raise DecoderFailed(f"sequence {sequence_id} is open already: close it first")
+        self._refuse_open(sequence_id)
         if not 0 <= first <= max(len(prompt_ids) - 1, 0):
             raise DecoderFailed(
                 f"sequence {sequence_id} would begin at position {first} of {len(prompt_ids)}"
             )
-        self._check_ids(prompt_ids)
-        self._measure = None
+        refuse_ids(prompt_ids, self._limits)
         # A row is known by its token, and by those before it, of which the first has no row.
         rows = np.array(prompt_ids[1:], np.int32)
         slot = self._cache.open(rows, hash((cache_salt, *prompt_ids[:1])))
         num_whole = math.inf if slot.length >= first else slot.length
         sequence = _Sequence(slot, OwnIds(self._is_static), num_whole)
         sequence.own_ids.see(prompt_ids)
-        self._sequences[sequence_id] = sequence
+        self._add(sequence_id, sequence)
         return slot.length
-
-    def close(self, sequences: Seq[tuple[int, int]]) -> None:
-        """See `Decoder`."""
-        for sequence_id, committed in list(sequences):
-            sequence = self._sequences.pop(sequence_id, None)
-            if sequence is not None:
-                self._cache.close(sequence.slot, max(committed, 0))
 
     def draft(self, calls: Seq[HeadCall]) -> HeadResult:
         """See `Head`. Nothing changes if a call is refused.
@@ -183,7 +160,8 @@ class HeadDecoder:
         If a pass fails, the sequences of the call are cut back to what is certain.
         """
         began = time.perf_counter()
-        self._check(calls)
+        lengths = {i: sequence.slot.length for i, sequence in self._sequences.items()}
+        refuse_calls(calls, lengths, limits=self._limits)
         sequences = [self._sequences[call.sequence_id] for call in calls]
         for call, sequence in zip(calls, sequences, strict=True):
             sequence.begin(call)
@@ -254,54 +232,6 @@ class HeadDecoder:
             first_row, first_output = row, output
             row, output = row + len(share.token_ids), output + share.num_outputs
             yield _Got(outputs.hidden[first_row:row], best[first_output:output])
-
-    def _check(self, calls: Seq[HeadCall]) -> None:
-        """Refuse the whole call with `DecoderFailed` before anything changes."""
-        if len({call.sequence_id for call in calls}) != len(calls):
-            raise DecoderFailed("a sequence is named twice in one call")
-        for call in calls:
-            name = f"sequence {call.sequence_id}"
-            sequence = self._sequences.get(call.sequence_id)
-            if sequence is None:
-                raise DecoderFailed(f"{name} is not open")
-            if not 0 <= call.start <= sequence.slot.length:
-                raise DecoderFailed(
-                    f"{name}: start {call.start}, the cache holds {sequence.slot.length} rows"
-                )
-            wanted = (len(call.token_ids), self._artifact.feature_size)
-            if not call.token_ids or call.features.shape != wanted:
-                raise DecoderFailed(f"{name}: features {call.features.shape}, expected {wanted}")
-            end = call.start + len(call.token_ids)
-            if end > self.info.max_sequence_length:
-                raise DecoderFailed(
-                    f"{name} would hold {end} rows: allowed are {self.info.max_sequence_length}"
-                )
-            _check_tree(name, call)
-            self._check_ids([*call.token_ids, *call.carry])
-
-    def _check_ids(self, token_ids: Seq[int]) -> None:
-        for wrong in (min(token_ids), max(token_ids)) if token_ids else ():
-            if not 0 <= wrong < self._artifact.vocab_size:
-                raise DecoderFailed(
-                    f"token id {wrong}: allowed are 0 to {self._artifact.vocab_size - 1}"
-                )
-
-
-def _check_tree(name: str, call: HeadCall) -> None:
-    if not 0 <= call.max_tokens <= MAX_TREE_TOKENS:
-        raise DecoderFailed(
-            f"{name}: a tree of {call.max_tokens} tokens: allowed are 0 to {MAX_TREE_TOKENS}"
-        )
-    if call.max_depth < 1 or not 1 <= call.width <= MAX_TREE_TOKENS:
-        raise DecoderFailed(
-            f"{name}: depth {call.max_depth}, width {call.width}: allowed are 1 and more, and 1 "
-            f"to {MAX_TREE_TOKENS}"
-        )
-    num_rows = len(call.carry) + (call.max_depth - 1) * call.width
-    if call.max_tokens and num_rows > MAX_OWN_ROWS:
-        raise DecoderFailed(
-            f"{name}: {num_rows} rows behind the committed ones: allowed are {MAX_OWN_ROWS}"
-        )
 
 
 def load_head(config: DecoderConfig, artifact: Artifact, directory: Path) -> HeadDecoder:

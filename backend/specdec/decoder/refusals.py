@@ -50,7 +50,7 @@ def refuse_calls(calls: Seq[Extend], lengths: Mapping[int, int], *, limits: Limi
 
 def refuse_ids(token_ids: Seq[int], limits: Limits) -> None:
     """Raise `DecoderFailed` at an id that cannot be fed."""
-    for wrong in (min(token_ids), max(token_ids)):
+    for wrong in (min(token_ids), max(token_ids)) if token_ids else ():
         if not 0 <= wrong < limits.num_input_ids:
             raise DecoderFailed(f"token id {wrong}: allowed are 0 to {limits.num_input_ids - 1}")
 
