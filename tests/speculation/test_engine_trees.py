@@ -6,6 +6,7 @@ import pytest
 
 from specdec.errors import DecoderFailed
 from specdec.speculation.controller import Controller
+from specdec.types import Proposal
 from support.engine import Harness, make_drafter
 from support.fakes import (
     ScriptedDecoder,
@@ -185,6 +186,8 @@ def test_proposals_are_judged_by_what_the_target_writes_there(monkeypatch, wrong
     drafter, judged = SmallTrees(hash_text, WRONG[wrong]), []
 
     def judge(_, candidate, proposal, output_ids):
+        if not proposal.token_ids:
+            return
         first = drafter.starts[candidate.sequence_id] - len(prompt)
         judged.append(len(output_ids))
         assert tuple(output_ids) == tuple(text[first : first + len(output_ids)])
@@ -195,3 +198,22 @@ def test_proposals_are_judged_by_what_the_target_writes_there(monkeypatch, wrong
     harness.run()
     assert sink.token_ids == text[: text.index(text[end]) + 1]
     assert judged
+
+
+def test_proposing_nothing_is_judged_too(monkeypatch):
+    """A drafter that finds nothing may have asked a model in vain: its planner must hear of it."""
+    text, judged = reference_text([5], 12, hash_text), []
+
+    class FindsNothing(SmallTrees):
+        def _one(self, view, limit):
+            return Proposal()
+
+    def judge(_, candidate, proposal, output_ids):
+        judged.append((proposal.token_ids, *output_ids))
+
+    monkeypatch.setattr(Controller, "observe_text", judge)
+    harness = Harness()
+    drafter = FindsNothing(hash_text, WRONG["always"])
+    harness.submit([5], 12, drafter=drafter, num_draft_tokens=8)
+    harness.run()
+    assert judged == [((), token_id) for token_id in text]

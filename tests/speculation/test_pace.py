@@ -2,7 +2,16 @@
 
 import pytest
 
-from specdec.speculation.pace import EAGER_LOOKS, LIMIT, MAX_REST, PATIENCE, REST, Pace, reason_for
+from specdec.speculation.pace import (
+    EAGER_LOOKS,
+    LIMIT,
+    MAX_REST,
+    PATIENCE,
+    REST,
+    SHARE,
+    Pace,
+    reason_for,
+)
 
 
 def steps_until_due(pace):
@@ -36,7 +45,7 @@ def test_the_longer_nothing_comes_of_asking_the_rarer_it_is():
     assert steps_until_due(pace) == REST
 
 
-@pytest.mark.parametrize(("share", "rest"), [(0.001, REST), (0.1, 10), (9.0, MAX_REST)])
+@pytest.mark.parametrize(("share", "rest"), [(0.001, REST), (10 * SHARE, 10), (9.0, MAX_REST)])
 def test_the_longer_it_takes_the_longer_it_rests(share, rest):
     pace = Pace()
     pace.looked(0.0, 0.1, share=share, reasons=[])

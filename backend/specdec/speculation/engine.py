@@ -226,7 +226,7 @@ class Engine:
         self._metrics.committed(sequence, verdict.num_draft_tokens, num_accepted, num_kept)
         # It follows the whole block: where a stop cut that, it follows nothing.
         carry = verdict.carry if num_kept == len(verdict.output_ids) else ()
-        if work.offered.token_ids and sequence.drafter and work.num_carried <= num_accepted:
+        if sequence.drafter and work.num_carried <= num_accepted:
             known_ids = (*chunk.token_ids[work.num_carried :], *carry)
             self._controller.observe_text(sequence.candidate, work.offered, known_ids)
         sequence.carry = carry

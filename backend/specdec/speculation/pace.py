@@ -23,7 +23,7 @@ PATIENCE = 8  # up to so many: the longer nothing comes of asking the rarer it g
 EAGER_LOOKS = 64
 WEIGHT = 0.2  # of one look in what looks are worth
 START = 1.0  # plain steps' time that may be spent on trials in the beginning
-SHARE = 0.01  # of decoding time may go into them, and into asking in vain
+SHARE = 0.006  # of decoding time may go into them, and into asking in vain
 LIMIT = 1.0  # and may be saved up
 
 

@@ -111,6 +111,8 @@ class Planner:
         What its omens tell could not be known before the model was asked: here the chain of its
         likeliest tokens counts, whatever they were.
         """
+        if not proposal.token_ids:
+            return
         self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
         chain = Proposal(tuple(proposal.token_ids[node] for node in proposal.trunk))
         self._outlook.observe(sequence_id, chain, output_ids)

@@ -24,6 +24,7 @@ from specdec.speculation.planner import Candidate, DraftModel, Planner, Step, We
 from specdec.types import Proposal
 
 MAX_PASSES = 8
+_NOTHING = -1  # no token: a target never draws it
 # Omens of a trunk: by the odds of the first draft token that is there without the model.
 _EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.88)
 _FIRST_ODDS = (0.4, 0.42, 0.44, 0.5, 0.6, 0.68, 0.87, 0.92)
@@ -50,13 +51,17 @@ class TreePlanner(Planner):
         """A proposal of a sequence whose model was asked: how far has its trunk held?
 
         What follows behind the last pass is the work of others, and says nothing of one pass more.
+        A trunk that ends before its last pass, for nothing likely was found, has failed there:
+        judged by what it does propose alone, a model that is seldom sure of anything would seem
+        worth its passes in every text.
         """
         if sequence_id not in self._asked:
             return
         omen, num_passes = self._asked.pop(sequence_id)
-        self.curiosity.is_hopeful = proposal.token_ids[:1] == tuple(output_ids[:1])
-        trunk = tuple(proposal.token_ids[node] for node in proposal.trunk[:num_passes])
-        self._outlook.observe(sequence_id, Proposal(trunk, (omen,) * len(trunk)), output_ids)
+        trunk = [proposal.token_ids[node] for node in proposal.trunk[:num_passes]]
+        trunk += [_NOTHING] * (num_passes - len(trunk))
+        self.curiosity.is_hopeful = trunk[:1] == list(output_ids[:1])
+        self._outlook.observe(sequence_id, Proposal(tuple(trunk), (omen,) * num_passes), output_ids)
 
     def end(self, sequence_id: int) -> None:
         super().end(sequence_id)
