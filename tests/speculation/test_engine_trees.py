@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from specdec.drafters.base import Asked, ProposeResult, undecided
 from specdec.errors import DecoderFailed
 from specdec.speculation.controller import Controller
 from specdec.types import Proposal
@@ -217,3 +218,24 @@ def test_proposing_nothing_is_judged_too(monkeypatch):
     harness.submit([5], 12, drafter=drafter, num_draft_tokens=8)
     harness.run()
     assert judged == [((), token_id) for token_id in text]
+
+
+def test_who_still_catches_up_or_failed_has_not_answered(monkeypatch):
+    heard = []
+
+    class Late(SmallTrees):
+        needs_model = False
+
+        def propose(self, views, limits, judge=undecided):
+            asked = {0: Asked(1, 256, 40), 1: Asked(1, 3)}
+            return ProposeResult([Proposal()] * len(views), asked=asked, failed=(2,))
+
+    def unanswered(_, name, sequence_ids):
+        heard.append((name, sequence_ids))
+
+    monkeypatch.setattr(Controller, "unanswered", unanswered)
+    harness, drafter = Harness(), Late(hash_text, WRONG["always"])
+    for _ in range(3):
+        harness.submit([5], 9, drafter=drafter, num_draft_tokens=8)
+    harness.step(2)
+    assert heard == [("scripted_tree", [1, 3])]

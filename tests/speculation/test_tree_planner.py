@@ -116,6 +116,16 @@ def test_a_trunk_that_ends_with_the_text_has_not_failed():
     assert bench.plan(candidate())[0] > other.plan(candidate())[0]
 
 
+def test_no_answer_is_not_held_against_it():
+    bench = Bench(0.3)
+    before = bench.plan(candidate())
+    for _ in range(100):
+        bench.planner._asked[0] = 0, 3
+        bench.planner.unanswered(0)
+        bench.planner.observe(0, Proposal(), [5])
+    assert bench.plan(candidate()) == before != [0]
+
+
 def test_a_call_costs_its_way_however_many_passes_it_makes():
     bench = Bench(0.1)
     bench.teach((), 0.8)

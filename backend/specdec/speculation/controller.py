@@ -304,6 +304,13 @@ class Controller:
                 passes, num_rows=num_rows, seconds=inside_seconds, hop=seconds - inside_seconds
             )
 
+    def unanswered(self, name: str, sequence_ids: Seq[int]) -> None:
+        """A drafter's model was asked for these and could not say: it still catches up, or failed.
+        That it proposes nothing is not to be held against it."""
+        if name in self.planners:
+            for sequence_id in sequence_ids:
+                self.planners[name].unanswered(sequence_id)
+
     def plain_seconds(self, num_sequences: int) -> float:
         """What one step without drafts takes, by the present costs."""
         return self.prices.plain_seconds(num_sequences)

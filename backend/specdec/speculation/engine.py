@@ -187,6 +187,9 @@ class Engine:
             )
         for i, share in result.asked.items():
             sequences[i].num_undrafted = share.num_left
+        late = [i for i, share in result.asked.items() if share.num_left]
+        unanswered = [sequences[i].sequence_id for i in (*late, *result.failed)]
+        self._controller.unanswered(drafter.name, unanswered)
         if result.failed:
             self._degrade(drafter, [sequences[i] for i in result.failed], "it was refused")
         return result.model_seconds

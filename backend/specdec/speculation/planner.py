@@ -117,6 +117,9 @@ class Planner:
         chain = Proposal(tuple(proposal.token_ids[node] for node in proposal.trunk))
         self._outlook.observe(sequence_id, chain, output_ids)
 
+    def unanswered(self, sequence_id: int) -> None:
+        """See `Controller.unanswered`; a proposal that is not there is not judged here anyway."""
+
     def observe_call(
         self, lengths: Seq[int], *, num_rows: int, seconds: float, hop: float = 0.0
     ) -> None:

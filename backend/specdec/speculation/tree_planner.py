@@ -63,6 +63,10 @@ class TreePlanner(Planner):
         self.curiosity.is_hopeful = trunk[:1] == list(output_ids[:1])
         self._outlook.observe(sequence_id, Proposal(tuple(trunk), (omen,) * num_passes), output_ids)
 
+    def unanswered(self, sequence_id: int) -> None:
+        """See `Controller.unanswered`."""
+        self._asked.pop(sequence_id, None)
+
     def end(self, sequence_id: int) -> None:
         super().end(sequence_id)
         self._asked.pop(sequence_id, None)
