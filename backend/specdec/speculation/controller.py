@@ -14,23 +14,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from functools import partial
 
 import numpy as np
 
-from specdec.drafters.base import MANY_PASSES, Judge
+from specdec.drafters.base import Judge
+from specdec.speculation.asking import Asking
 from specdec.speculation.choice import Choice, choose
 from specdec.speculation.costs import CostModel, Floats, bucket
 from specdec.speculation.outlook import Outlook
 from specdec.speculation.pace import Pace, Reason
-from specdec.speculation.planner import Candidate, DraftModel, Step
+from specdec.speculation.planner import Candidate, DraftModel
 from specdec.speculation.prices import Prices
 from specdec.speculation.reasons import FULL_ODDS, Reasons
 from specdec.speculation.tree_planner import planners
 from specdec.types import Proposal, Speedup
-
-LEAST_ODDS, MOST_ODDS = 0.02, 0.6  # bounds of what a draft token must promise to be proposed
-MARGIN = 0.7
 
 
 class Controller:
@@ -66,28 +63,14 @@ class Controller:
         # Of this step:
         self._began = self._asked = 0.0  # when, and seconds that asking took
         self._is_look = False  # drafters without a model are asked
-        self._least = LEAST_ODDS  # of a draft token
-        self._step: Step | None = None
-        self._candidates: dict[int, Candidate] = {}  # whose drafters are asked, by sequence
-        self._num_rows = 0  # in the pass anyway
         self._why = Reasons(self.prices)
+        self._asking = Asking(models, self.planners, self.prices, self._why)
 
     # ---- before the drafters are asked ---------------------------------------------------
 
     def judge(self, drafter: str) -> Judge:
         """For a drafter that weighs its draft tokens, between `limits` and `trim`."""
-        odds = partial(self.outlooks[drafter].judge, among=list(self._candidates))
-        passes = partial(self._passes, drafter)
-        return Judge(odds, self._least, passes, self._stops(drafter))
-
-    def _stops(self, drafter: str) -> dict[int, float]:
-        """See `Judge.stops`: a draft token must pay its row, and its part of a pass."""
-        model = self.models.get(drafter)
-        ids = [i for i, c in self._candidates.items() if c.drafter == drafter]
-        if self._step is None or model is None or model.grows_trees or not ids:
-            return {}
-        added = self._step.price * self.planners[drafter].added_seconds(len(ids))
-        return dict.fromkeys(ids, max(self._least, added))
+        return self._asking.judge(drafter, self.outlooks[drafter])
 
     def limits(self, candidates: Seq[Candidate], *, other_rows: int = 0) -> list[int]:
         """Draft tokens to ask for, per candidate: what pays where a draft model must be paid for
@@ -97,83 +80,30 @@ class Controller:
             other_rows: of prompt chunks in the same pass.
         """
         self._began = self._clock()
-        self._is_look, self._step = False, None
+        self._is_look = False
         self._why.begin(len(candidates))
-        self._candidates = {c.sequence_id: c for c in candidates if c.limit and not c.is_fixed}
+        asking = self._asking
+        asking.begin(candidates)
         size, num_offers = len(candidates), sum(c.limit for c in candidates)
-        free = [i for i, c in self._candidates.items() if self._is_free(c)]
+        free = asking.free()
         if free and not self._pace(size).is_due():
-            self._rest(free, self._pace(size).reason)
+            asking.rest(free, self._pace(size).reason)
             free = []
-        if self._candidates:
-            self._num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
-            self._step = self.prices.step(size, self._num_rows, num_offers)
-            least = self._dare(self._step, self._pace(size) if free else None)
+        if asking.candidates:
+            num_rows = sum(1 + c.num_carried for c in candidates) + other_rows
+            step = self.prices.step(size, num_rows, num_offers)
+            least = asking.dare(step, num_rows, self._pace(size) if free else None)
             self._is_look = bool(free) and least < 1.0
             if free and not self._is_look:
                 self._pace(size).skipped(self._why.why(1.0, 0))
-                self._rest(free, self._pace(size).reason)
-        chains = self._chains()
+                asking.rest(free, self._pace(size).reason)
+        chains = asking.chains()
         return [
             c.limit
             if c.is_fixed
-            else chains.get(c.sequence_id, c.limit if c.sequence_id in self._candidates else 0)
+            else chains.get(c.sequence_id, c.limit if c.sequence_id in asking.candidates else 0)
             for c in candidates
         ]
-
-    def _rest(self, sequence_ids: Seq[int], reason: Reason) -> None:
-        """These sequences' drafters are not asked in this step."""
-        for sequence_id in sequence_ids:
-            del self._candidates[sequence_id]
-        self._why.withhold(sequence_ids, reason)
-
-    def _chains(self) -> dict[int, int]:
-        """Draft lengths by sequence, where a model must be paid for each token."""
-        groups: dict[str, list[Candidate]] = {}
-        for c in self._candidates.values():
-            model = self.models.get(c.drafter)
-            if model and not model.grows_trees:
-                groups.setdefault(c.drafter, []).append(c)
-        return {
-            c.sequence_id: length
-            for name, members in groups.items()
-            for c, length in zip(members, self._plan(name, members), strict=True)
-        }
-
-    def _is_free(self, candidate: Candidate) -> bool:
-        """Has its drafter something to propose that no model must be asked for?"""
-        model = self.models.get(candidate.drafter)
-        return model is None or model.is_optional
-
-    def _passes(self, drafter: str, sequence_ids: Seq[int], free: Seq[Seq[float]]) -> list[int]:
-        """See `Passes`; as many as a request wants that leaves nothing to be chosen."""
-        members = [
-            self._candidates[i]._replace(free=tuple(odds))
-            for i, odds in zip(sequence_ids, free, strict=True)
-            if i in self._candidates
-        ]
-        lengths = self._plan(drafter, members) if members else []
-        planned = {c.sequence_id: length for c, length in zip(members, lengths, strict=True)}
-        return [planned.get(i, MANY_PASSES) for i in sequence_ids]
-
-    def _plan(self, drafter: str, members: Seq[Candidate]) -> list[int]:
-        """Draft passes of each."""
-        assert self._step is not None
-        lengths, odds = self.planners[drafter].plan(members, self._step)
-        for c, length, first in zip(members, lengths, odds, strict=True):
-            if not length:
-                self._why.withhold([c.sequence_id], self._why.why(first, 0))
-        return lengths
-
-    def _dare(self, step: Step, pace: Pace | None) -> float:
-        """What a draft token must promise where rows are cheapest; drafters are told of it with a
-        margin, for the price of time and the sequence's own odds still move."""
-        added = step.price * (step.seconds[1:] - step.seconds[0])
-        if pace and pace.may_try:
-            added = added - self.prices.doubt(step, self._num_rows)
-        least = float((added / np.arange(1, len(step.seconds))).min())
-        self._least = min(max(LEAST_ODDS, MARGIN * least), MOST_ODDS)
-        return least
 
     # ---- after they have proposed --------------------------------------------------------
 
@@ -207,13 +137,13 @@ class Controller:
                 num_rows=num_rows,
                 prices=self.prices,
                 pace=None if other_rows else self._pace(size),
-                step=self._step,
+                step=self._asking.step,
             )
         else:  # a plain step should not pay for the arrays
             seconds = self.prices.target.predict(size, num_rows)
             choice = Choice([0] * size, [0.0] * size, 0.0, 0.0, seconds)
         reasons = [
-            self._why.of(c, p, kept, odds=odds, least=self._least)
+            self._why.of(c, p, kept, odds=odds, least=self._asking.least)
             for (c, p), kept, odds in zip(pairs, choice.kept, choice.odds, strict=True)
         ]
         self.reasons.update(reason for reason in reasons if reason)
@@ -242,7 +172,7 @@ class Controller:
     def _survival(self, candidates: Seq[Candidate], proposals: Seq[Proposal]) -> Floats:
         """[sequences, longest proposal] by each one's own drafter."""
         names = {c.drafter for c in candidates}
-        is_all = self._least <= FULL_ODDS
+        is_all = self._asking.least <= FULL_ODDS
         if len(names) == 1:
             outlook = self.outlooks[names.pop()]
             found = outlook.survival([c.sequence_id for c in candidates], proposals)
