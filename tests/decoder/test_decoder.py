@@ -214,7 +214,7 @@ def test_rows_fed_stay_bounded():
     ("call", "message"),
     [
         (Extend(8, 0, [3], 1), "sequence 8 is not open"),
-        (Extend(1, 7, [3], 1), "start 7, the cache holds 6 tokens"),
+        (Extend(1, 7, [3], 1), "start 7, the cache holds 6 rows"),
         (Extend(1, -1, [3], 1), "start -1"),
         (Extend(1, 6, [], 0), "0 outputs of 0 tokens"),
         (Extend(1, 6, [3], 2), "2 outputs of 1 tokens"),

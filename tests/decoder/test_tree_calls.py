@@ -67,7 +67,7 @@ def test_after_a_tree_call_the_cache_holds_its_trunk(parents, data):
     kept = PROMPT + list(call.token_ids[len(PROMPT) :])[: len(trunk(parents))]
     slot = decoder._sequences[1].slot
     assert slot.tokens[: slot.length].tolist() == kept
-    with pytest.raises(DecoderFailed, match=f"the cache holds {len(kept)} tokens"):
+    with pytest.raises(DecoderFailed, match=f"the cache holds {len(kept)} rows"):
         decoder.extend([Extend(1, len(kept) + 1, [3], 1)])
     start = data.draw(st.integers(len(PROMPT), len(kept)))
     text = [*kept[:start], first.token_ids[start - len(PROMPT)]]

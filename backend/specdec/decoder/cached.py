@@ -19,6 +19,16 @@ class HasSlot(Protocol):
     slot: Slot
 
 
+class Call(Protocol):
+    """What a decoder is to do for one of them."""
+
+    @property
+    def sequence_id(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...  # rows of it that stay; what lies behind is written anew
+
+
 S = TypeVar("S", bound=HasSlot)
 
 
@@ -50,6 +60,26 @@ class Cached(Generic[S]):
             sequence = self._sequences.pop(sequence_id, None)
             if sequence is not None:
                 self._cache.close(sequence.slot, max(committed, 0))
+
+    def _called(self, calls: Seq[Call]) -> list[S]:
+        """The sequences of `calls`, in their order.
+
+        Raises `DecoderFailed`: one is named twice, is not open, or has fewer rows than `start`.
+        """
+        if len({call.sequence_id for call in calls}) != len(calls):
+            raise DecoderFailed("a sequence is named twice in one call")
+        called = []
+        for call in calls:
+            sequence = self._sequences.get(call.sequence_id)
+            if sequence is None:
+                raise DecoderFailed(f"sequence {call.sequence_id} is not open")
+            if not 0 <= call.start <= sequence.slot.length:
+                raise DecoderFailed(
+                    f"sequence {call.sequence_id}: start {call.start}, the cache holds "
+                    f"{sequence.slot.length} rows"
+                )
+            called.append(sequence)
+        return called
 
     def _refuse_open(self, sequence_id: int) -> None:
         if sequence_id in self._sequences:

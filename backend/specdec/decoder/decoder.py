@@ -88,9 +88,8 @@ class CachedDecoder(Cached[_Sequence]):
         If a pass fails, the sequences of the call are cut back to what is certain.
         """
         began = time.perf_counter()
-        lengths = {i: sequence.slot.length for i, sequence in self._sequences.items()}
-        refuse_calls(calls, lengths, limits=self._limits)
-        sequences = [self._sequences[call.sequence_id] for call in calls]
+        sequences = self._called(calls)
+        refuse_calls(calls, self._limits)
         outputs = [Outputs.of(call) for call in calls]
         shares = []
         for call, sequence in zip(calls, sequences, strict=True):

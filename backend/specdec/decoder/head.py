@@ -160,9 +160,8 @@ class HeadDecoder(Cached[_Sequence]):
         If a pass fails, the sequences of the call are cut back to what is certain.
         """
         began = time.perf_counter()
-        lengths = {i: sequence.slot.length for i, sequence in self._sequences.items()}
-        refuse_calls(calls, lengths, limits=self._limits)
-        sequences = [self._sequences[call.sequence_id] for call in calls]
+        sequences = self._called(calls)
+        refuse_calls(calls, self._limits)
         for call, sequence in zip(calls, sequences, strict=True):
             sequence.begin(call)
         shared = columns(self._runtime.static_ids, [s.own_ids for s in sequences])

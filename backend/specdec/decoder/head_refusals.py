@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from specdec.decoder.batch import MAX_SHARED_ROWS
@@ -14,20 +13,10 @@ MAX_TREE_TOKENS = MAX_SHARED_ROWS  # what a target can verify
 MAX_OWN_ROWS = 256  # rows behind the committed ones, of one sequence in one call
 
 
-def refuse_calls(calls: Seq[HeadCall], lengths: Mapping[int, int], *, limits: Limits) -> None:
-    """Raise `DecoderFailed` unless all of `calls` can be done.
-
-    `lengths`: rows in the cache, by the ids of the open sequences.
-    """
-    if len({call.sequence_id for call in calls}) != len(calls):
-        raise DecoderFailed("a sequence is named twice in one call")
+def refuse_calls(calls: Seq[HeadCall], limits: Limits) -> None:
+    """Raise `DecoderFailed` unless all of `calls` can be done by their open sequences."""
     for call in calls:
         name = f"sequence {call.sequence_id}"
-        length = lengths.get(call.sequence_id)
-        if length is None:
-            raise DecoderFailed(f"{name} is not open")
-        if not 0 <= call.start <= length:
-            raise DecoderFailed(f"{name}: start {call.start}, the cache holds {length} rows")
         wanted = (len(call.token_ids), limits.info.feature_size)
         if not call.token_ids or call.features.shape != wanted:
             raise DecoderFailed(f"{name}: features {call.features.shape}, expected {wanted}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -21,20 +20,10 @@ class Limits(NamedTuple):
     max_rows: int | None  # tokens a pass can have; None: any
 
 
-def refuse_calls(calls: Seq[Extend], lengths: Mapping[int, int], *, limits: Limits) -> None:
-    """Raise `DecoderFailed` unless all of `calls` can be done.
-
-    `lengths`: tokens in the cache, by the ids of the open sequences.
-    """
-    if len({call.sequence_id for call in calls}) != len(calls):
-        raise DecoderFailed("a sequence is named twice in one call")
+def refuse_calls(calls: Seq[Extend], limits: Limits) -> None:
+    """Raise `DecoderFailed` unless all of `calls` can be done by their open sequences."""
     for call in calls:
         name = f"sequence {call.sequence_id}"
-        length = lengths.get(call.sequence_id)
-        if length is None:
-            raise DecoderFailed(f"{name} is not open")
-        if not 0 <= call.start <= length:
-            raise DecoderFailed(f"{name}: start {call.start}, the cache holds {length} tokens")
         _refuse_counts(name, call)
         if call.parents:
             _refuse_tree(name, call, limits)
