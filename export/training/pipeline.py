@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,8 +168,9 @@ class Pipeline:
             feature_layers=self._artifact.feature_layers,
             hidden_size=self._artifact.hidden_size,
         )
-        for shard in _shards(texts, on_text):
-            writer.append(shard)
+        with _interruptible():
+            for shard in _shards(texts, on_text):
+                writer.append(shard)
 
     def _corpus(self) -> Corpus:
         return Corpus.read(self._output / CORPUS)
@@ -181,6 +184,18 @@ class Pipeline:
 
     def _written(self) -> Iterable[Answer]:
         return self._corpus().texts if (self._output / CORPUS).is_dir() else ()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, which shells have turned off for what runs in the background."""
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _shards(texts: Iterable[Text], on_text: Callable[[Text], None]) -> Iterator[list[Text]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +72,23 @@ def test_texts_are_the_targets_own(
         assert np.allclose(of_layer_1, expected, rtol=2e-3, atol=2e-3)
 
 
-def test_writing_goes_on_where_it_stopped(pipeline: Pipeline, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_writing_goes_on_where_it_stopped(
+    pipeline: Pipeline, tmp_path: Path, number: signal.Signals
+) -> None:
+    """In the background too: there shells turn Ctrl-C off."""
     whole = len(pipeline.jobs_left(WRITING))
 
     def stop(text: Any) -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
 
-    with pytest.raises(KeyboardInterrupt):
-        pipeline.write(pipeline.jobs_left(WRITING), WRITING, stop)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.write(pipeline.jobs_left(WRITING), WRITING, stop)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as it was
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(pipeline.jobs_left(WRITING)) == whole - 1  # what had ended is kept
     corpus = written(pipeline, tmp_path)
     assert sorted(text.number for text in corpus.texts) == list(range(whole))
