@@ -38,9 +38,9 @@ class Form(Protocol):
         ...
 
 
-class HeadForm:
-    """For a head on ONNX Runtime: int8 by the operator that takes eight rows in less than twice the
-    time of one. Its scales of activations are shared by all rows of a pass, so a row's numbers
+class DraftForm:
+    """For a draft on ONNX Runtime: int8 by the operator that takes eight rows in less than twice
+    the time of one. Its scales of activations are shared by all rows of a pass, so a row's numbers
     depend on the others: a draft's may, its target's must not."""
 
     precision = "int8"
@@ -150,6 +150,6 @@ def target_form(precision: Precision) -> Form:
     return RowForm() if precision is Precision.w8a8 else OnnxForm(precision)
 
 
-def head_form(precision: Precision) -> Form:
-    """What a head is written down in."""
-    return HeadForm() if precision is Precision.int8 else target_form(precision)
+def draft_form(precision: Precision) -> Form:
+    """What a trained head or draft is written down in."""
+    return DraftForm() if precision is Precision.int8 else target_form(precision)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec.errors import InvalidRequest
-from specdec.export.options import Force, Json, Output
+from specdec.export.options import Force, Json, OfTarget, Output
 from specdec.export.quantize import Precision
 from specdec.export.report import columns, run
 
@@ -27,10 +27,6 @@ Trained = Annotated[
 IfShipped = Annotated[
     bool,
     typer.Option("--if-shipped", help="Without --model: where none is shipped, do nothing."),
-]
-OfTarget = Annotated[
-    Path,
-    typer.Option("--target", help="The exported target it was trained for: whose tables it takes."),
 ]
 # A pass of a head is many reads of its weights and little else: at int8 it takes half of the time,
 # a third once they are in the cache, and what it proposes is checked anyway.
@@ -80,9 +76,9 @@ def head(
 
 def _shipped(target: Artifact, if_shipped: bool) -> Path:
     """Raises `InvalidRequest`, or ends the command quietly: there is none for this target."""
-    from specdec.export.shipped import shipped_head
+    from specdec.export.shipped import shipped_for
 
-    found = shipped_head(target)
+    found = shipped_for(target)
     if found is not None:
         return found
     message = f"no head is shipped for {target.source}"

@@ -6,27 +6,21 @@ The draft's static ids, in the order of the logits' first columns, are in the gr
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import Progress
 
-from specdec.artifact import HEAD, STATIC_IDS, Artifact, head_source, why_unfit
+from specdec.artifact import HEAD, STATIC_IDS, Artifact, why_unfit
 from specdec.errors import InvalidArtifact, UnsupportedModel
-from specdec.export import graph, head_graph
-from specdec.export.exporter import (
-    VERSION_DIRECTORY,
-    Exported,
-    partial_directory,
-    publish,
-    up_to_date,
-    write_config,
-)
-from specdec.export.forms import head_form
+from specdec.export import head_graph
+from specdec.export.exporter import Exported
+from specdec.export.forms import draft_form
 from specdec.export.head_graph import HeadArchitecture, HeadWriter
-from specdec.export.head_source import TargetTables, TrainedHead, identity
+from specdec.export.head_source import TargetTables, TrainedHead
 from specdec.export.quantize import Precision
-from specdec.export.shipped import head_label
+from specdec.export.trained_exporter import export_trained
 
 
 def export_head(
@@ -38,105 +32,58 @@ def export_head(
     progress: Progress,
     force: bool = False,
 ) -> Exported:
-    """Export into `output`/1, and write `output`/config.pbtxt if there is none.
-
-    What is there and was made from the same head, target and precision is kept unless `force`.
-
-    Args:
-        trained: the folder that training wrote.
-        target: the version directory of the exported target.
-
-    Raises:
-        InvalidArtifact, UnsupportedModel: about the head or the target.
-        InvalidRequest: `output` cannot be written.
-    """
-    of_target = Artifact.read(target)
-    directory = output / VERSION_DIRECTORY
-    provenance = {
-        "specdec.source": f"{identity(trained)} for {of_target.weights_sha256}",
-        "specdec.precision": precision.value,
-        "specdec.exporter": f"{graph.VERSION}.{head_graph.VERSION}",  # either may change
-    }
-    found = None if force else up_to_date(directory, provenance)
-    # The same weights may have another name now, or give out other layers.
-    if found is not None and not why_unfit(found, of_target):
-        write_config(output)
-        return Exported(found, directory, True, None)
-    head = TrainedHead.read(trained)
-    _check_features(head, of_target, target)
-    with partial_directory(output) as partial:
-        sha256 = _write_graph(
-            head, target, partial, precision=precision, provenance=provenance, progress=progress
-        )
-        made = replace(
-            of_target,  # whose tokens, positions and ends it shares
-            architecture=HEAD,
-            runtime="onnxruntime",
-            precision=precision.value,
-            num_layers=head.num_blocks,
-            num_key_value_heads=head.shape.num_key_value_heads,
-            head_size=head.shape.head_size,
-            hidden_size=head.shape.hidden_size,
-            feature_layers=head.feature_layers,
-            weights_sha256=sha256,
-            source=head_source(head_label(trained), of_target),
-        )
-        made.write(partial)
-        publish(partial, directory)
-    write_config(output)
-    return Exported(made, directory, False, None)
-
-
-def _write_graph(
-    head: TrainedHead,
-    target: Path,
-    directory: Path,
-    *,
-    precision: Precision,
-    provenance: dict[str, str],
-    progress: Progress,
-) -> str:
-    """Returns the SHA-256 of the weights file."""
-    task = progress.add_task("read the target's tables", total=None)
-    tables = TargetTables.read(target)
-    progress.update(task, total=1, completed=1)
-    _check_fit(head, tables)
-    task = progress.add_task(f"write {precision.value}", total=None)
-    writer = HeadWriter(
-        directory,
-        form=head_form(precision),
-        feature_size=head.feature_size,
-        hidden_size=head.shape.hidden_size,
+    """See `export_trained`."""
+    return export_trained(
+        _Head(), trained, target, output, precision=precision, progress=progress, force=force
     )
-    try:
-        HeadArchitecture(head, tables).write(writer)
-        ids = json.dumps(head.static_ids.tolist())
-        sha256 = writer.finish(vocab_size="C + M", metadata={**provenance, STATIC_IDS: ids})
-    finally:
-        writer.close()
-    progress.update(task, total=1, completed=1)
-    return sha256
 
 
-def _check_features(head: TrainedHead, of_target: Artifact, target: Path) -> None:
-    """Raises `InvalidArtifact`: the target does not give out what the head reads."""
-    if of_target.feature_layers != head.feature_layers:
-        wanted = ",".join(map(str, head.feature_layers))
-        given = ",".join(map(str, of_target.feature_layers)) or "none"
-        raise InvalidArtifact(
-            f"the head reads layers {wanted}, the target in {target} gives out {given}: export "
-            f"the target with --features {wanted}"
+class _Head:
+    """See `Role`."""
+
+    @property
+    def version(self) -> int:
+        return head_graph.VERSION
+
+    def is_current(self, found: Artifact, target: Artifact) -> bool:
+        """The same weights may have another name now, or give out other layers."""
+        return not why_unfit(found, target)
+
+    def describe(self, trained: TrainedHead, target: Artifact) -> Artifact:
+        """It shares the target's tokens, positions and ends."""
+        if not trained.reads_token:
+            raise UnsupportedModel(
+                "what was trained reads no features: it is no EAGLE head, but what "
+                "`specdec export draft` takes"
+            )
+        if target.feature_layers != trained.feature_layers:
+            wanted = ",".join(map(str, trained.feature_layers))
+            given = ",".join(map(str, target.feature_layers)) or "none"
+            raise InvalidArtifact(
+                f"the head reads layers {wanted}, the target gives out {given}: export "
+                f"the target with --features {wanted}"
+            )
+        return replace(target, architecture=HEAD)
+
+    def write_graph(
+        self,
+        trained: TrainedHead,
+        tables: TargetTables,
+        directory: Path,
+        *,
+        precision: Precision,
+        metadata: Mapping[str, str],
+    ) -> str:
+        """See `Role`."""
+        writer = HeadWriter(
+            directory,
+            form=draft_form(precision),
+            feature_size=trained.feature_size,
+            hidden_size=trained.shape.hidden_size,
         )
-
-
-def _check_fit(head: TrainedHead, tables: TargetTables) -> None:
-    """Raises `UnsupportedModel` when the head was trained for another target."""
-    vocab_size, hidden_size = tables.embedding.shape
-    if hidden_size != head.shape.hidden_size:
-        raise UnsupportedModel(
-            f"the head's hidden size is {head.shape.hidden_size}, the target's {hidden_size}"
-        )
-    if head.static_ids.min() < 0 or head.static_ids.max() >= vocab_size:
-        raise UnsupportedModel(
-            f"the head proposes ids up to {head.static_ids.max()}: the target has {vocab_size}"
-        )
+        try:
+            HeadArchitecture(trained, tables).write(writer)
+            ids = json.dumps(trained.static_ids.tolist())
+            return writer.finish(vocab_size="C + M", metadata={**metadata, STATIC_IDS: ids})
+        finally:
+            writer.close()

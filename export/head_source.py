@@ -38,6 +38,7 @@ class TrainedHead:
 
     shape: BlockShape
     feature_layers: tuple[int, ...]
+    reads_token: bool  # a head beside its target; if not, a decoder of its own
     num_blocks: int
     static_ids: Array  # int64 [V'] target ids, ascending
     weights: Mapping[str, Any]  # torch tensors by their names in `Head.state_dict`
@@ -63,11 +64,10 @@ class TrainedHead:
             ids = tensors[_D2T].numpy() + np.arange(len(tensors[_D2T]))
         except (KeyError, TypeError, ValueError, SafetensorError) as error:
             raise InvalidArtifact(f"{directory} is not a trained head: {error}") from None
-        if not config["reads_token"]:
-            raise UnsupportedModel(f"{directory} reads no tokens: it is no EAGLE head")
         return cls(
             shape=shape,
             feature_layers=tuple(config["feature_layers"]),
+            reads_token=config["reads_token"],
             num_blocks=config["num_blocks"],
             static_ids=ids.astype(np.int64),
             weights={k: v for k, v in tensors.items() if k not in _NOT_OF_THE_BLOCKS},
@@ -82,6 +82,15 @@ def identity(directory: Path) -> str:
     _check_whole(directory)
     content = (directory / CONFIG).read_bytes() + (directory / WEIGHTS).read_bytes()
     return hashlib.sha256(content).hexdigest()
+
+
+def is_trained(directory: Path) -> bool:
+    """Whether it is a folder that training wrote, and no model of another kind."""
+    try:
+        found = json.loads((directory / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"config", "shape"} <= found.keys()
 
 
 def _check_whole(directory: Path) -> None:

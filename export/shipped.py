@@ -1,7 +1,7 @@
-"""The heads that the project ships, and which of them was trained for a target.
+"""The heads and drafts that the project ships, and which of them was trained for a target.
 
-    weights/MODEL/eagle/            in a checkout
-    specdec/weights/MODEL/eagle/    in an installed wheel
+    weights/MODEL/eagle/, .../draft/            in a checkout
+    specdec/weights/MODEL/eagle/, .../draft/    in an installed wheel
 
 Each is a folder that `specdec train` wrote; its config.json records the target.
 """
@@ -19,28 +19,31 @@ from specdec.export.head_source import CONFIG
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"  # beside export/, in both layouts
 
 
-def shipped_head(target: Artifact) -> Path | None:
-    """The trained folder for this target, None where none is shipped."""
-    for path in sorted(WEIGHTS.glob(f"*/{HEAD}/{CONFIG}")):
+DRAFT = "draft"
+
+
+def shipped_for(target: Artifact, kind: str = HEAD) -> Path | None:
+    """The trained folder for this target, None where none is shipped. `kind`: HEAD or DRAFT."""
+    for path in sorted(WEIGHTS.glob(f"*/{kind}/{CONFIG}")):
         if _is_of(target, json.loads(path.read_bytes()).get("target", {})):
             return path.parent
     return None
 
 
-def head_label(trained: Path) -> str:
-    """How a head is called in its artifact: one of ours by its model too."""
+def label_of(trained: Path) -> str:
+    """How what was trained is called in its artifact: one of ours by its model too."""
     trained = trained.resolve()
     is_ours = trained.is_relative_to(WEIGHTS.resolve())
     return f"{trained.parent.name}/{trained.name}" if is_ours else trained.name
 
 
-def own_head(directory: Path, target: Artifact, shipped: Path) -> Artifact | None:
-    """The artifact in `directory` if it is a head of this target, but not of `shipped`."""
+def own_head(directory: Path, target: Artifact, ours: Path) -> Artifact | None:
+    """The artifact in `directory` if it is a head of this target, but not `ours`."""
     try:
         found = Artifact.read(directory)
     except InvalidArtifact:
         return None
-    is_shipped = found.source == head_source(head_label(shipped), target)
+    is_shipped = found.source == head_source(label_of(ours), target)
     return None if is_shipped or why_unfit(found, target) else found
 
 

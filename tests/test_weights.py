@@ -8,7 +8,7 @@ from rich.progress import Progress
 
 from specdec.artifact import Artifact
 from specdec.export.head_source import TrainedHead
-from specdec.export.shipped import WEIGHTS, shipped_head
+from specdec.export.shipped import WEIGHTS, shipped_for
 from specdec.export.sources import resolve
 from support.trivial_repository import write_artifact
 
@@ -41,7 +41,7 @@ def test_a_head_is_found_by_its_target(directory, tmp_path):
     assert ROOT == WEIGHTS
     recorded = json.loads((directory / "config.json").read_text())["target"]
     target = Artifact.read(write_artifact(tmp_path / "target", **recorded) / "1")
-    assert shipped_head(target) == directory
+    assert shipped_for(target) == directory
 
 
 def test_the_default_model_has_one():

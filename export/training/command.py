@@ -65,7 +65,8 @@ def train(
         Path | None, typer.Option(help="Go on from the weights of an earlier training.")
     ] = None,
     start: Annotated[
-        Start, typer.Option(help="Else: at random, or as the target's own last layer.")
+        Start,
+        typer.Option(help="Else: at random, or as the target's own first layers and its last."),
     ] = Start.random,
     rounds: Annotated[
         int, typer.Option(min=0, help="Answers to each prompt: one greedy, the others sampled.")
@@ -164,7 +165,7 @@ def _unrolled(kind: Kind, unroll: int, *, is_trained: bool) -> tuple[tuple[float
 
 
 def _source(progress: Progress, model: str) -> Source:
-    from specdec.export.cli import quiet_libraries
+    from specdec.export.model_command import quiet_libraries
     from specdec.export.sources import resolve
 
     source = resolve(model, progress)

@@ -1,4 +1,4 @@
-"""Where a head starts: at random, or as the target's own last layer.
+"""Where a draft starts: at random, or as layers of the target: its first ones, and its last.
 
 The projection starts as the identity and the last norm as the target's final one, so that the
 head's hidden states mean from the first step what the target's LM head understands.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.export.training.block import Block
-from specdec.export.training.head import Head
+from specdec.export.training.head import Head, HeadConfig
 from specdec.export.training.options import Start
 from specdec.export.training.target import Target
 from specdec.export.weights import Weights
@@ -42,8 +42,10 @@ def initialise(
             head.feature_scale.copy_(even_scale(head, features))
         nn.init.eye_(head.projection.weight)
         head.norm.weight.copy_(target.norm)
-        if start is Start.last_layer:
-            _copy_layer(head, weights, target.num_layers - 1)
+        if start is Start.target:
+            for block, number in zip(head.layers, layers_of(head.config, target), strict=True):
+                assert isinstance(block, Block)
+                _copy_layer(block, weights, number)
             _pass_on(head, target)
 
 
@@ -57,10 +59,17 @@ def even_scale(head: Head, features: Tensor) -> Tensor:
     return square.clamp(min=1e-4).rsqrt()
 
 
-def _copy_layer(head: Head, weights: Weights, number: int) -> None:
-    """The last block becomes this layer of the target."""
-    block, hidden = head.layers[-1], head.shape.hidden_size
-    assert isinstance(block, Block)
+def layers_of(config: HeadConfig, target: Target) -> list[int]:
+    """The number of each block's layer: those that follow the features, and the last one for the
+    last block. A head that reads features of all heights (`reads_token`) takes the last ones."""
+    last, num_before = target.num_layers - 1, config.num_blocks - 1
+    first = last - num_before if config.reads_token else config.feature_layers[0]
+    return [*range(first, first + num_before), last]
+
+
+def _copy_layer(block: Block, weights: Weights, number: int) -> None:
+    """`block` becomes this layer of the target."""
+    hidden = block.shape.hidden_size
     for name, parameter in block.named_parameters():
         name = name.replace("hidden_norm", "input_layernorm")  # noqa: PLW2901
         is_double = parameter.ndim == 2 and block.reads_token and name.split(".")[1] in _QKV

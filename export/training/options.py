@@ -18,10 +18,10 @@ class Precision(str, Enum):
 
 
 class Start(str, Enum):
-    """How a head's block starts."""
+    """How a draft's blocks start."""
 
     random = "random"
-    last_layer = "last-layer"
+    target = "target"  # as the target's first layers and its last one
 
 
 @dataclass(frozen=True, slots=True)

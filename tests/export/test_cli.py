@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from specdec.artifact import Artifact
 from specdec.export import shipped
 from specdec.export.cli import app
-from support.heads import random_head, ship_head, write_head
+from support.heads import DRAFT, random_head, ship_head, write_head
 from support.tiny import write_tiny_llama
 
 
@@ -119,6 +119,34 @@ def test_where_no_head_is_shipped_it_is_said(model: Path, tmp_path: Path, places
     assert (quiet.exit_code, quiet.stdout) == (0, "")
     assert quiet.stderr == f"no head is shipped for {model}: drafts come without one\n"
     assert not (tmp_path / "eagle").exists()
+
+
+def test_the_shipped_draft_is_the_default(model: Path, tmp_path: Path, places) -> None:
+    refused = run("draft", *places)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: no draft is shipped for {model}: name a small model")
+    ship_head(tmp_path / "weights", random_head(model, **DRAFT)[0], tmp_path / "target/1")
+    result = run("draft", *places)
+    assert result.stdout.startswith(f"exported: {tmp_path / 'eagle/1'} (int8, ")
+    assert Artifact.read(tmp_path / "eagle/1").source == f"tiny/draft for {model}"
+    assert run("draft", *places).stdout.startswith("up to date: ")
+    assert run("head", *places).stderr.startswith("error: no head is shipped")
+
+
+def test_a_trained_draft_is_told_from_a_model(model: Path, tmp_path: Path, places) -> None:
+    trained = write_head(tmp_path / "trained", random_head(model, **DRAFT)[0])
+    for name, source in ((trained, f"trained for {model}"), (model, str(model))):
+        result = run("draft", *places, "--model", name, "--precision", "fp32")
+        assert result.stdout.startswith("exported: "), result.output
+        assert Artifact.read(tmp_path / "eagle/1").source == source
+
+
+@pytest.mark.parametrize("option", [["--check"], ["--runtime", "tensorrt"], ["--card", "l4"]])
+def test_what_a_trained_draft_has_no_use_for_is_refused(places, model, tmp_path, option) -> None:
+    trained = write_head(tmp_path / "trained", random_head(model, **DRAFT)[0])
+    refused = run("draft", *places, "--model", trained, *option)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"error: {option[0]} ")
 
 
 @pytest.mark.parametrize(

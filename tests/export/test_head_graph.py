@@ -15,7 +15,7 @@ import torch
 from specdec.artifact import GRAPH
 from specdec.errors import UnsupportedModel
 from specdec.export import head_graph
-from specdec.export.forms import head_form
+from specdec.export.forms import draft_form
 from specdec.export.graph import INPUTS
 from specdec.export.head_graph import HeadArchitecture, HeadWriter
 from specdec.export.head_source import TargetTables, TrainedHead
@@ -46,7 +46,7 @@ def build(directory: Path, precision: str = "fp32", num_blocks: int = 1, **tiny:
     trained = TrainedHead.read(write_head(directory / "trained", head))
     graph = HeadWriter(
         directory,
-        form=head_form(Precision(precision)),
+        form=draft_form(Precision(precision)),
         feature_size=trained.feature_size,
         hidden_size=HIDDEN,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from specdec.artifact import HEAD, Artifact, head_source
 from specdec.export import shipped
-from specdec.export.shipped import head_label, own_head, shipped_head
+from specdec.export.shipped import label_of, own_head, shipped_for
 from support.trivial_repository import write_artifact
 
 RECORD = {"source": "a wheel", "weights_sha256": "fp32", "vocabulary_sha256": "tokens"}
@@ -42,7 +42,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [{}, {"weights_sha256": "int8", "precision": "int8"}, {"source": "/a/file.gguf"}],
 )
 def test_the_head_of_a_target_is_found(target, head, target_is):
-    assert shipped_head(replace(target, **target_is)) == head
+    assert shipped_for(replace(target, **target_is)) == head
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_the_head_of_a_target_is_found(target, head, target_is):
 )
 @pytest.mark.usefixtures("head")
 def test_another_target_has_none(target, target_is):
-    assert shipped_head(replace(target, **target_is)) is None
+    assert shipped_for(replace(target, **target_is)) is None
 
 
 def test_where_nothing_is_shipped(target, tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "WEIGHTS", tmp_path / "weights")
-    assert shipped_head(target) is None
+    assert shipped_for(target) is None
 
 
-def test_a_shipped_head_is_called_by_its_model_too(head, tmp_path, monkeypatch):
-    assert head_label(head) == "model/eagle"
+def test_a_shipped_is_called_by_its_model_too(head, tmp_path, monkeypatch):
+    assert label_of(head) == "model/eagle"
     monkeypatch.chdir(tmp_path)
-    assert head_label(Path("weights/model/eagle")) == "model/eagle"
-    assert head_label(Path("trained/eagle")) == "eagle"
+    assert label_of(Path("weights/model/eagle")) == "model/eagle"
+    assert label_of(Path("trained/eagle")) == "eagle"
 
 
 def test_a_head_of_ones_own_is_told_from_the_shipped_one(target, head, tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 
 LAYERS = (0, 1, 2)  # of a target of two layers; the last: what enters its final norm
 STATIC_IDS = tuple(range(3, 320, 3))
+DRAFT = {"feature_layers": (0,), "reads_token": False, "num_blocks": 2}  # config of a draft
 
 
 def random_head(model: Path, *, seed: int = 0, **config: Any) -> tuple[Any, Any]:
@@ -52,11 +53,12 @@ def write_head(directory: Path, head: Any, static_ids: tuple[int, ...] = STATIC_
 
 
 def ship_head(weights: Path, head: Any, target: Path) -> Path:
-    """Lay a head below `weights` as the project ships one; `target`: the exported one's version
-    directory. Returns the trained folder."""
+    """Lay a head or a draft below `weights` as the project ships one; `target`: the exported one's
+    version directory. Returns the trained folder."""
     from specdec.artifact import Artifact
 
-    trained = write_head(weights / "tiny" / "eagle", head)
+    kind = "eagle" if head.config.reads_token else "draft"
+    trained = write_head(weights / "tiny" / kind, head)
     described, path = Artifact.read(target), trained / "config.json"
     names = ("source", "weights_sha256", "vocabulary_sha256")
     record = {"target": {name: getattr(described, name) for name in names}}

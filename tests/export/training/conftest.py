@@ -35,14 +35,14 @@ class Toy(NamedTuple):
         counts = self.corpus.counts(self.target.head.shape[0])
         return DraftVocabulary.choose(counts, size=320, always=(0, 1, 2))
 
-    def head(self, *, seed: int = 0, **config: Any) -> Head:
+    def head(self, *, seed: int = 0, start: Start = Start.random, **config: Any) -> Head:
         head = Head(HeadConfig(**{"feature_layers": LAYERS, **config}), shape_of(self.target))
         initialise(
             head,
             self.target,
             self.source.weights,
             sample_of(self.corpus, head.config.feature_layers),
-            Start.random,
+            start,
             seed=seed,
         )
         return head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from specdec.export.exporter import export
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import standalone
 from specdec.export.training.evaluation import evaluate
+from specdec.export.training.head import HeadConfig
+from specdec.export.training.initialise import layers_of
 from specdec.export.training.kinds import Kind, head_config
-from specdec.export.training.options import Settings
+from specdec.export.training.options import Settings, Start
 from specdec.export.training.schedule import Schedule
 from specdec.export.training.trainer import Trainer
 
@@ -77,3 +80,22 @@ def test_an_exit_behind_layers_that_no_llama_has_is_refused() -> None:
     standalone.refuse_layers("qwen3", 0)
     with pytest.raises(UnsupportedModel, match="qwen3"):
         standalone.refuse_layers("qwen3", 2)
+
+
+def test_a_draft_with_all_layers_of_its_target_starts_as_the_target(toy: Any) -> None:
+    head = toy.head(feature_layers=(0,), num_blocks=2, reads_token=False, start=Start.target)
+    found = evaluate(head, toy.target, toy.vocabulary, toy.corpus, num_steps=3).total()
+    assert found.rates[0] > 0.99  # features are float16, and greedy near-ties exist
+
+
+def test_blocks_start_as_the_first_layers_behind_the_features_and_the_last(toy: Any) -> None:
+    target = replace(toy.target, num_layers=9)
+
+    def layers(num_blocks: int, feature_layers: tuple[int, ...], reads_token: bool) -> list[int]:
+        config = HeadConfig(feature_layers, num_blocks, reads_token)
+        return layers_of(config, target)
+
+    assert layers(3, (0,), reads_token=False) == [0, 1, 8]
+    assert layers(1, (0,), reads_token=False) == [8]
+    assert layers(2, (4,), reads_token=False) == [4, 8]
+    assert layers(2, (2, 5, 9), reads_token=True) == [7, 8]

@@ -1,0 +1,84 @@
+"""One export of a stand-alone draft: trained folder and exported target -> graph and description.
+
+The graph is a decoder's, as any other draft model's: see draft_graph.py for what is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.progress import Progress
+
+from specdec.artifact import Artifact
+from specdec.errors import UnsupportedModel
+from specdec.export import draft_graph
+from specdec.export.draft_graph import DraftArchitecture
+from specdec.export.exporter import Exported
+from specdec.export.forms import draft_form
+from specdec.export.graph import GraphWriter
+from specdec.export.head_source import TargetTables, TrainedHead
+from specdec.export.quantize import Precision
+from specdec.export.trained_exporter import export_trained
+
+_BLOCKS_ARE = "llama"  # model type of a decoder of such blocks, whatever its target's is
+
+
+def export_draft(
+    trained: Path,
+    target: Path,
+    output: Path,
+    *,
+    precision: Precision = Precision.fp32,
+    progress: Progress,
+    force: bool = False,
+) -> Exported:
+    """See `export_trained`."""
+    return export_trained(
+        _Draft(), trained, target, output, precision=precision, progress=progress, force=force
+    )
+
+
+class _Draft:
+    """See `Role`."""
+
+    @property
+    def version(self) -> int:
+        return draft_graph.VERSION
+
+    def is_current(self, found: Artifact, target: Artifact) -> bool:
+        """The same weights may be of a target of another name now."""
+        return found.source.endswith(target.source)
+
+    def describe(self, trained: TrainedHead, target: Artifact) -> Artifact:
+        """It shares the target's tokens, positions and ends."""
+        if trained.reads_token:
+            raise UnsupportedModel(
+                "what was trained is an EAGLE head, which drafts from the target's features: "
+                "`specdec export head` takes it"
+            )
+        if trained.feature_layers != (0,):
+            raise UnsupportedModel(
+                f"what was trained comes behind {trained.feature_layers[0]} layers of its target: "
+                f"pass the folder `model` in it, which has those too"
+            )
+        return replace(target, architecture=_BLOCKS_ARE, feature_layers=())
+
+    def write_graph(
+        self,
+        trained: TrainedHead,
+        tables: TargetTables,
+        directory: Path,
+        *,
+        precision: Precision,
+        metadata: Mapping[str, str],
+    ) -> str:
+        """See `Role`."""
+        writer = GraphWriter(directory, form=draft_form(precision))
+        try:
+            architecture = DraftArchitecture(trained, tables)
+            architecture.write(writer)
+            return writer.finish(vocab_size=architecture.vocab_size, metadata=dict(metadata))
+        finally:
+            writer.close()

@@ -1,0 +1,129 @@
+"""One export of what was trained: its folder and the exported target -> graph and description.
+
+What a head and a draft have in common; `head_exporter` and `draft_exporter` say what is their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from rich.progress import Progress
+
+from specdec.artifact import Artifact, head_source
+from specdec.errors import UnsupportedModel
+from specdec.export import graph
+from specdec.export.exporter import (
+    VERSION_DIRECTORY,
+    Exported,
+    partial_directory,
+    publish,
+    up_to_date,
+    write_config,
+)
+from specdec.export.head_source import TargetTables, TrainedHead, identity
+from specdec.export.quantize import Precision
+from specdec.export.shipped import label_of
+
+
+class Role(Protocol):
+    """What a trained folder becomes."""
+
+    version: int  # of its graph: raise it when the same weights would give another one
+
+    def is_current(self, found: Artifact, target: Artifact) -> bool:
+        """Whether what was made of the same weights is still described as it should be."""
+        ...
+
+    def describe(self, trained: TrainedHead, target: Artifact) -> Artifact:
+        """The artifact, but for what every export fills in.
+
+        Raises `InvalidArtifact`, `UnsupportedModel`: it is none of this kind, or does not fit.
+        """
+        ...
+
+    def write_graph(
+        self,
+        trained: TrainedHead,
+        tables: TargetTables,
+        directory: Path,
+        *,
+        precision: Precision,
+        metadata: Mapping[str, str],
+    ) -> str:
+        """Returns the SHA-256 of the weights file."""
+        ...
+
+
+def export_trained(
+    role: Role,
+    trained: Path,
+    target: Path,
+    output: Path,
+    *,
+    precision: Precision,
+    progress: Progress,
+    force: bool,
+) -> Exported:
+    """Export into `output`/1, and write `output`/config.pbtxt if there is none.
+
+    What is there and was made from the same weights, target and precision is kept unless `force`.
+
+    Args:
+        trained: the folder that training wrote.
+        target: the version directory of the exported target.
+
+    Raises:
+        InvalidArtifact, UnsupportedModel: about what was trained, or the target.
+        InvalidRequest: `output` cannot be written.
+    """
+    of_target = Artifact.read(target)
+    directory = output / VERSION_DIRECTORY
+    provenance = {
+        "specdec.source": f"{identity(trained)} for {of_target.weights_sha256}",
+        "specdec.precision": precision.value,
+        "specdec.exporter": f"{graph.VERSION}.{role.version}",  # either may change
+    }
+    found = None if force else up_to_date(directory, provenance)
+    if found is not None and role.is_current(found, of_target):
+        write_config(output)
+        return Exported(found, directory, True, None)
+    head = TrainedHead.read(trained)
+    described = replace(
+        role.describe(head, of_target),
+        runtime="onnxruntime",
+        precision=precision.value,
+        num_layers=head.num_blocks,
+        num_key_value_heads=head.shape.num_key_value_heads,
+        head_size=head.shape.head_size,
+        hidden_size=head.shape.hidden_size,
+        source=head_source(label_of(trained), of_target),
+    )
+    with partial_directory(output) as partial:
+        task = progress.add_task("read the target's tables", total=None)
+        tables = TargetTables.read(target)
+        progress.update(task, total=1, completed=1)
+        _check_fit(head, tables)
+        task = progress.add_task(f"write {precision.value}", total=None)
+        sha256 = role.write_graph(head, tables, partial, precision=precision, metadata=provenance)
+        progress.update(task, total=1, completed=1)
+        made = replace(described, weights_sha256=sha256)
+        made.write(partial)
+        publish(partial, directory)
+    write_config(output)
+    return Exported(made, directory, False, None)
+
+
+def _check_fit(head: TrainedHead, tables: TargetTables) -> None:
+    """Raises `UnsupportedModel` when it was trained for another target."""
+    vocab_size, hidden_size = tables.embedding.shape
+    if hidden_size != head.shape.hidden_size:
+        raise UnsupportedModel(
+            f"the hidden size is {head.shape.hidden_size}, the target's {hidden_size}"
+        )
+    if head.static_ids.min() < 0 or head.static_ids.max() >= vocab_size:
+        raise UnsupportedModel(
+            f"it proposes ids up to {head.static_ids.max()}: the target has {vocab_size}"
+        )
