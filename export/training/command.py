@@ -66,7 +66,7 @@ def train(
     ] = None,
     start: Annotated[
         Start,
-        typer.Option(help="Else: at random, or as the target's own first layers and its last."),
+        typer.Option(help="Else: at random, or as layers of the target: of a head its last."),
     ] = Start.random,
     rounds: Annotated[
         int, typer.Option(min=0, help="Answers to each prompt: one greedy, the others sampled.")

@@ -1,4 +1,4 @@
-"""Where a draft starts: at random, or as layers of the target: its first ones, and its last.
+"""Where a draft starts: at random, or as layers of the target: a head its last, others the first.
 
 The projection starts as the identity and the last norm as the target's final one, so that the
 head's hidden states mean from the first step what the target's LM head understands.
@@ -60,11 +60,11 @@ def even_scale(head: Head, features: Tensor) -> Tensor:
 
 
 def layers_of(config: HeadConfig, target: Target) -> list[int]:
-    """The number of each block's layer: those that follow the features, and the last one for the
-    last block. A head that reads features of all heights (`reads_token`) takes the last ones."""
-    last, num_before = target.num_layers - 1, config.num_blocks - 1
-    first = last - num_before if config.reads_token else config.feature_layers[0]
-    return [*range(first, first + num_before), last]
+    """The number of each block's layer: those that follow the features. A head that reads features
+    of all heights (`reads_token`) takes the last ones."""
+    is_head = config.reads_token
+    first = target.num_layers - config.num_blocks if is_head else config.feature_layers[0]
+    return list(range(first, first + config.num_blocks))
 
 
 def _copy_layer(block: Block, weights: Weights, number: int) -> None:

@@ -21,7 +21,7 @@ class Start(str, Enum):
     """How a draft's blocks start."""
 
     random = "random"
-    target = "target"  # as the target's first layers and its last one
+    target = "target"  # as layers of the target: its last of a head, its first of others
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,14 +88,13 @@ def test_a_draft_with_all_layers_of_its_target_starts_as_the_target(toy: Any) ->
     assert found.rates[0] > 0.99  # features are float16, and greedy near-ties exist
 
 
-def test_blocks_start_as_the_first_layers_behind_the_features_and_the_last(toy: Any) -> None:
+def test_blocks_start_as_the_layers_that_follow_the_features(toy: Any) -> None:
     target = replace(toy.target, num_layers=9)
 
     def layers(num_blocks: int, feature_layers: tuple[int, ...], reads_token: bool) -> list[int]:
         config = HeadConfig(feature_layers, num_blocks, reads_token)
         return layers_of(config, target)
 
-    assert layers(3, (0,), reads_token=False) == [0, 1, 8]
-    assert layers(1, (0,), reads_token=False) == [8]
-    assert layers(2, (4,), reads_token=False) == [4, 8]
+    assert layers(3, (0,), reads_token=False) == [0, 1, 2]
+    assert layers(2, (4,), reads_token=False) == [4, 5]
     assert layers(2, (2, 5, 9), reads_token=True) == [7, 8]
