@@ -23,6 +23,7 @@ from specdec.export.training.corpus import Text
 
 Array = np.ndarray[Any, Any]
 
+MIN_ANSWER = 2  # answer tokens: of the first nothing is drafted
 _WINDOW = 32  # batches sorted by length among themselves: little padding, and still well mixed
 
 
@@ -55,7 +56,7 @@ class Batch:
 
 
 def build(texts: Sequence[Text], *, num_steps: int, ahead: int = 1) -> Batch:
-    """Arrays of one batch; every text has at least ahead + 1 answer tokens."""
+    """Arrays of one batch; every text has at least MIN_ANSWER answer tokens."""
     lengths = np.array([len(text) for text in texts])
     rows = lengths - 1  # of each text: the last token was never fed
     first = np.array([max(text.num_prompt_tokens - ahead, 0) for text in texts])

@@ -88,7 +88,9 @@ def evaluate(
     """Greedy chains along greedy answers; texts that were sampled are left out."""
     device = next(head.parameters()).device
     target = target.to(device=device)
-    usable = [t for t in corpus.texts if not t.temperature and len(t.likeliest) > head.config.ahead]
+    usable = [
+        t for t in corpus.texts if not t.temperature and len(t.likeliest) >= batches.MIN_ANSWER
+    ]
     parts: dict[bool, dict[str, Acceptance]] = {
         flag: defaultdict(lambda: Acceptance.none(num_steps)) for flag in (True, False)
     }

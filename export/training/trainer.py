@@ -61,7 +61,7 @@ class Trainer:
         self.head = head.to(device or torch.device("cpu"))
         self.target, self.vocabulary = target, vocabulary
         self._schedule, self._settings, self._directory = schedule, settings, directory
-        self._texts = [t for t in corpus.texts if len(t.likeliest) > head.config.ahead]
+        self._texts = [t for t in corpus.texts if len(t.likeliest) >= batches.MIN_ANSWER]
         self._gradient = GradientComputer(
             self.head,
             target,

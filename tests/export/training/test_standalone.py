@@ -16,6 +16,7 @@ from specdec.errors import InvalidRequest, UnsupportedModel
 from specdec.export.exporter import export
 from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import standalone
+from specdec.export.training.corpus import Text
 from specdec.export.training.evaluation import evaluate
 from specdec.export.training.head import HeadConfig
 from specdec.export.training.initialise import layers_of
@@ -98,3 +99,37 @@ def test_blocks_start_as_the_layers_that_follow_the_features(toy: Any) -> None:
     assert layers(3, (0,), reads_token=False) == [0, 1, 2]
     assert layers(2, (4,), reads_token=False) == [4, 5]
     assert layers(2, (2, 5, 9), reads_token=True) == [7, 8]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"feature_layers": (0,), "reads_token": False}],
+    ids=["a head", "a draft"],
+)
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_answers_are_trained_on_where_anything_can_be_drafted(
+    toy: Any, tmp_path: Path, kind: dict[str, Any], length: int
+) -> None:
+    """Of the first answer token nothing is drafted: a text that has no other is passed over."""
+
+    def cut(text: Text) -> Text:
+        size = text.num_prompt_tokens + length
+        likeliest, features = text.likeliest[:length], text.features[: size - 1]
+        ids = text.token_ids[:size]
+        return replace(text, token_ids=ids, likeliest=likeliest, features=features)
+
+    corpus = replace(toy.corpus, texts=[*toy.corpus.texts[:4], cut(toy.corpus.texts[5])])
+    trainer = Trainer(
+        toy.head(**kind),
+        toy.target,
+        toy.vocabulary,
+        corpus,
+        schedule=Schedule(num_steps=2, learning_rate=1e-3, unrolled=((0.0, 1),)),
+        settings=Settings(rows_per_batch=512, num_threads=1, half=False),
+        directory=tmp_path,
+    )
+    trained: list[int] = []
+    trainer.run(lambda step: trained.append(step.num_tokens))
+    assert trained[0] == sum(len(t.likeliest) - 1 for t in corpus.texts)
+    found = evaluate(trainer.head, toy.target, toy.vocabulary, corpus, num_steps=3).total()
+    assert found.offered[0] == trained[0]
