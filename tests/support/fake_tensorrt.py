@@ -75,10 +75,14 @@ class FakeTensorRT(ModuleType):
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING = "internal error", "error", "warning"
 
+    class ExecutionContextAllocationStrategy:
+        STATIC, USER_MANAGED = "static", "user managed"
+
     def __init__(self) -> None:
         super().__init__("tensorrt")
         self.calls: list[tuple[Any, ...]] = []
         self.recording: list[Callable[[], None]] | None = None  # of a CUDA graph
+        self.scratch_bytes = 4096  # that a context needs
         self.fail_with: str | None = None  # what the next pass reports
 
     def Runtime(self, logger: Any) -> Any:  # noqa: N802
@@ -129,20 +133,35 @@ class _Engine:
         tensor = self.inputs.get(name) or self.outputs[name]
         return tuple(d if isinstance(d, int) else -1 for d in tensor.shape)
 
+    @property
+    def device_memory_size_v2(self) -> int:
+        return self.trt.scratch_bytes
+
     def create_runtime_config(self) -> Any:
         return type("RuntimeConfig", (), {})()
 
-    def create_execution_context(self, config: Any = None) -> _Context:
-        strategy = getattr(config, "cuda_graph_strategy", None)
-        self.trt.calls.append(("create_execution_context", strategy))
-        return _Context(self)
+    def create_execution_context(self, how: Any = None) -> _Context:
+        """`how`: an allocation strategy, or a runtime config."""
+        how = getattr(how, "cuda_graph_strategy", how)
+        self.trt.calls.append(("create_execution_context", how))
+        strategies = self.trt.ExecutionContextAllocationStrategy
+        return _Context(self, brings_memory=how != strategies.USER_MANAGED)
 
 
 class _Context:
-    def __init__(self, engine: _Engine) -> None:
+    """Its `state` changes with shapes and addresses, and spoils what was recorded before."""
+
+    def __init__(self, engine: _Engine, *, brings_memory: bool) -> None:
         self._engine, self._trt = engine, engine.trt
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
+        self._has_memory, self._has_run, self._state = brings_memory, False, 0
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert memory
+        assert size >= self._engine.device_memory_size_v2
+        self._trt.calls.append(("set_device_memory", memory))
+        self._has_memory, self._state = True, self._state + 1
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._trt.calls.append(("set_input_shape", name, tuple(shape)))
@@ -152,29 +171,41 @@ class _Context:
             if size != axis and not (isinstance(axis, str) and 1 <= size <= most[axis]):
                 self._engine.logger.log("error", f"{name}: {shape} is outside the profile")
                 return False
-        self._shapes[name] = tuple(shape)
+        self._shapes[name], self._state = tuple(shape), self._state + 1
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         assert isinstance(address, int)
         self._trt.calls.append(("set_tensor_address", name, address))
-        self._addresses[name] = address
+        self._addresses[name], self._state = address, self._state + 1
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == FakeCuda.stream
         assert set(self._shapes) == set(self._engine.inputs), "a shape was not set"
         assert set(self._addresses) == {*self._engine.inputs, *self._engine.outputs}
+        assert self._has_memory, "a context without scratch memory"
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         if self._trt.fail_with is not None:
             self._engine.logger.log("error", self._trt.fail_with)
             return False
         if self._trt.recording is not None:
-            self._trt.recording.append(lambda: self._evaluate(shapes, addresses))
+            assert self._has_run, "recorded before its first run"
+            self._trt.recording.append(self._recorded(shapes, addresses))
         else:
+            self._has_run = True
             self._trt.calls.append(("execute",))
             self._evaluate(shapes, addresses)
         return True
+
+    def _recorded(self, shapes: dict[str, Any], addresses: dict[str, int]) -> Callable[[], None]:
+        state = self._state
+
+        def replay() -> None:
+            assert self._state == state, "its context has changed since it was recorded"
+            self._evaluate(shapes, addresses)
+
+        return replay
 
     def _evaluate(self, shapes: dict[str, Any], addresses: dict[str, int]) -> None:
         binding = self._engine.session.io_binding()

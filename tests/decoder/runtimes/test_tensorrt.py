@@ -149,6 +149,27 @@ def test_a_pass_that_comes_again_is_recorded_then_replayed(parts):
     assert not np.array_equal(first, other)
 
 
+def test_each_recording_has_a_context_of_its_own_and_all_share_their_scratch(machine, plan_dir):
+    """Another pass changes the state of the context it runs in: the fake then refuses to replay."""
+    trt, cuda = machine()
+    runtime = load(plan_dir)
+    sizes = (2, 3, 5)
+    for size in sizes * 3:
+        run(runtime, Share(0, 0, TEXT[:size], 1))
+    assert cuda.num_replays == len(sizes)
+    made = [call[1] for call in trt.calls if call[0] == "create_execution_context"]
+    assert made == ["user managed"] * (1 + len(sizes))
+    assert len({call[1] for call in trt.calls if call[0] == "set_device_memory"}) == 1
+
+
+def test_a_plan_without_scratch_memory_runs(machine, plan_dir):
+    trt, _ = machine()
+    trt.scratch_bytes = 0
+    runtime = load(plan_dir)
+    for _ in range(3):
+        assert np.isfinite(run(runtime, Share(0, 0, TEXT, 6))).all()
+
+
 def test_the_oldest_recording_goes(parts, monkeypatch):
     monkeypatch.setattr(tensorrt, "_MAX_GRAPHS", 2)
     runtime, _, cuda = parts

@@ -6,6 +6,10 @@
 Everything happens in one CUDA stream. Inputs lie in buffers that never move; passes are padded to
 a few shapes (see buckets.py), and one that comes again is replayed as a CUDA graph. Logits stay
 on the card until rows of them are read.
+
+A graph goes on with the state of the execution context that it was recorded from, and other shapes
+change that state. So each graph has a context of its own (what TensorRT's developer guide advises
+for dynamic shapes, "CUDA Graphs"); as they never run at once, all share one scratch memory.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +32,7 @@ from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.plan import PLAN, Plan, import_tensorrt
 
 _FIRST_LENGTH = 256  # cache positions in use before anything needs more
-_MAX_GRAPHS = 64  # remembered passes; the one not used longest goes
+_MAX_GRAPHS = 32  # remembered passes; the one not used longest goes, and its context
 _GRAPH_PLACES = 32  # passes of more places compute for long: a replay would save nothing
 
 log = logging.getLogger(__name__)
@@ -38,7 +43,7 @@ class Engine(NamedTuple):
 
     runtime: Any
     engine: Any
-    context: Any
+    new_context: Callable[[], Any]  # raises `RuntimeError`: the card has not enough memory
     errors: list[str]  # what TensorRT has reported
 
 
@@ -96,7 +101,7 @@ class TensorRTRuntime:
         self._features = torch.zeros(
             (plan.max_rows, artifact.feature_size), dtype=torch.float32, device=cuda.name
         )
-        self._context = engine.context
+        self._context = engine.new_context()  # of passes that are not recorded
         self._captures = cuda.captures and plan.runtime == "tensorrt"  # RTX captures by itself
         self._replays: OrderedDict[_Pass, Callable[[], None] | None] = OrderedDict()
 
@@ -136,27 +141,28 @@ class TensorRTRuntime:
             self._replays.move_to_end(key)
             replay()
             return
-        self._bind(key, shapes)
-        self._enqueue()
-        if not self._captures or key.places > _GRAPH_PLACES:
-            return
-        is_known = key in self._replays
-        self._replays[key] = self._capture() if is_known else None
-        self._replays.move_to_end(key)
-        if len(self._replays) > _MAX_GRAPHS:
-            self._replays.popitem(last=False)
+        recorded = self._captures and key.places <= _GRAPH_PLACES
+        comes_again = recorded and key in self._replays
+        context = self._engine.new_context() if comes_again else self._context
+        self._bind(context, key, shapes)
+        self._enqueue(context)  # a context cannot be recorded before it has run
+        if recorded:
+            self._replays[key] = self._capture(context) if comes_again else None
+            self._replays.move_to_end(key)
+            if len(self._replays) > _MAX_GRAPHS:
+                self._replays.popitem(last=False)
 
-    def _capture(self) -> Callable[[], None] | None:
+    def _capture(self, context: Any) -> Callable[[], None] | None:
+        """What it returns keeps the context."""
         try:
-            replay: Callable[[], None] = self._cuda.capture(self._enqueue)
+            replay: Callable[[], None] = self._cuda.capture(partial(self._enqueue, context))
         except RuntimeError as error:
             log.warning("CUDA graphs are off, this plan cannot be recorded: %s", error)
             self._captures = False
             return None
-        return replay
+        return partial(_replay, replay, context)
 
-    def _bind(self, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
-        context = self._context
+    def _bind(self, context: Any, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
         for name, shape in shapes.items():
             if not context.set_input_shape(name, shape):
                 raise RuntimeError(f"the plan does not take {name} of shape {list(shape)}")
@@ -170,8 +176,8 @@ class TensorRTRuntime:
         if self._features.numel():
             context.set_tensor_address("features", self._features.data_ptr())
 
-    def _enqueue(self) -> None:
-        if not self._context.execute_async_v3(self._cuda.stream):
+    def _enqueue(self, context: Any) -> None:
+        if not context.execute_async_v3(self._cuda.stream):
             raise RuntimeError("; ".join(self._engine.errors[-1:]) or "TensorRT gives no reason")
 
     def draw(self, logits: DeviceLogits, places: Seq[Place], num_tokens: int) -> list[Draw]:
@@ -227,7 +233,7 @@ def load(
         raise InvalidArtifact(f"{path} cannot be loaded: {'; '.join(errors) or 'no reason given'}")
     _check(engine, artifact, plan, path)
     try:
-        loaded = Engine(runtime, engine, _new_context(trt, engine), errors)
+        loaded = Engine(runtime, engine, _contexts(trt, engine, cuda), errors)
         return TensorRTRuntime(loaded, cuda, plan=plan, artifact=artifact, num_slots=num_slots)
     except RuntimeError as error:
         raise InvalidArtifact(
@@ -236,13 +242,30 @@ def load(
         ) from error
 
 
-def _new_context(trt: Any, engine: Any) -> Any:
-    """An execution context; TensorRT-RTX is told to record CUDA graphs itself."""
-    if not hasattr(trt, "CudaGraphStrategy"):
-        return engine.create_execution_context()
-    config = engine.create_runtime_config()
-    config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-    return engine.create_execution_context(config)
+def _replay(replay: Callable[[], None], context: Any) -> None:
+    """`context` is only kept: the graph uses what belongs to it."""
+    replay()
+
+
+def _contexts(trt: Any, engine: Any, cuda: Any) -> Callable[[], Any]:
+    """Makes execution contexts. TensorRT-RTX, told to record CUDA graphs itself, needs but one."""
+    if hasattr(trt, "CudaGraphStrategy"):
+        config = engine.create_runtime_config()
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return partial(engine.create_execution_context, config)
+    size = engine.device_memory_size_v2
+    scratch = cuda.torch.zeros(max(size, 1), dtype=cuda.torch.uint8, device=cuda.name)
+
+    def new() -> Any:
+        context = engine.create_execution_context(
+            trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        if context is None:
+            raise RuntimeError("TensorRT makes no execution context")
+        context.set_device_memory(scratch.data_ptr(), size)
+        return context
+
+    return new
 
 
 def _error_log(trt: Any, errors: list[str]) -> Any:
