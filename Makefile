@@ -9,6 +9,7 @@ METRICS_PORT ?= 8002
 SERVE_ARGS ?=
 BENCH_ARGS ?= --concurrency 1,4,16
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 
 export HTTP_PORT GRPC_PORT METRICS_PORT
 
@@ -33,7 +34,7 @@ help:
 	@echo '  PRECISION=$(PRECISION)  of the exported target: fp32, int8, w8a8, int4'
 	@echo '  MODEL=$(MODEL)  what is exported: a Hugging Face directory, a GGUF file'
 	@echo '  HTTP_PORT=$(HTTP_PORT)  GRPC_PORT=$(GRPC_PORT)  METRICS_PORT=$(METRICS_PORT)'
-	@echo '  SERVE_ARGS, BENCH_ARGS, PYTEST_ARGS  more options of specdec serve, specdec bench, pytest'
+	@echo '  SERVE_ARGS, BENCH_ARGS, PYTEST_ARGS, GPU_ARGS  more options of specdec serve, bench, pytest, test-gpu'
 
 setup: $(READY)
 
@@ -63,7 +64,7 @@ test: lint
 
 # tensorrt-rtx comes with the set-up; for a data-center card also: pip install tensorrt-cu13
 test-gpu: $(READY)
-	@PYTHONPATH=tests exec $(BIN)/python -m support.gpu_check
+	@PYTHONPATH=tests exec $(BIN)/python -m support.gpu_check $(GPU_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

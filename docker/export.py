@@ -51,8 +51,9 @@ def export_command(role: str, environment: Mapping[str, str], volume: Path) -> l
     command += ["--output", str(volume / "artifacts" / role), "--runtime", runtime]
     if precision := environment.get(f"{role.upper()}_PRECISION"):
         command += ["--precision", precision]
-    if runtime != "onnxruntime":
+    if runtime == "tensorrt":
         command += ["--timing-cache", str(volume / "timing-cache")]
+    if runtime != "onnxruntime":
         for name, option in _TENSORRT.items():
             if value := environment.get(name):
                 command += [option, value]

@@ -20,6 +20,7 @@ from specdec.export import tensorrt_memory as memory
 from specdec.export.graph import INPUTS
 from specdec.export.tensorrt_graph import TensorRTForm, TensorRTPrecision
 from specdec.export.tensorrt_progress import Interrupt, make_logger, make_monitor, shorten
+from specdec.export.tensorrt_timing import TimingCache
 from specdec.plan import FILE as PLAN_FILE
 from specdec.plan import PLAN, Plan, import_tensorrt
 
@@ -101,10 +102,15 @@ class Compiler:
             InvalidRequest: it cannot compile for that card, or the card not for that precision.
         """
         shapes.check()
+        if timing_cache is not None and runtime == "tensorrt-rtx":
+            raise InvalidRequest(
+                "--timing-cache is for --runtime tensorrt: TensorRT-RTX measures no kernels while "
+                "it compiles"
+            )
         self.runtime, self.shapes, self.device = runtime, shapes, device
         self._trt = import_tensorrt(runtime)
         self._precision, self._announce = precision, announce
-        self._timing_cache, self._beside = timing_cache, beside
+        self._timing, self._beside = TimingCache(timing_cache), beside
         self._needed = memory.Estimate(0, 0, 0)
         self._capability = _capability(self._trt, device.capability, precision)
         half = "float16" if _number(device.capability) < _MIN_CAPABILITY["bf16"] else None
@@ -173,7 +179,7 @@ class Compiler:
     ) -> None:
         """Replace the graph in `directory` by its plan. Raises `CompileFailed`."""
         with Interrupt() as interrupt:
-            data = self._build(directory / GRAPH, progress, interrupt)
+            data = self._build(directory / GRAPH, weights_sha256, progress, interrupt)
         with (directory / PLAN).open("wb") as file:
             file.write(data)
         Plan(
@@ -192,7 +198,8 @@ class Compiler:
         for name in (GRAPH, f"{GRAPH}.data"):
             (directory / name).unlink(missing_ok=True)
 
-    def _build(self, graph: Path, progress: Progress, interrupt: Interrupt) -> Any:
+    def _build(self, graph: Path, name: str, progress: Progress, interrupt: Interrupt) -> Any:
+        """`name`: what the plan calls itself when it is loaded."""
         trt = self._trt
         log = make_logger(trt)
         builder = trt.Builder(log)
@@ -202,12 +209,13 @@ class Compiler:
         if not parser.parse_from_file(str(graph)):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             raise CompileFailed(f"{self.runtime} cannot read the graph: {shorten(errors)}")
+        network.name = name
         config = builder.create_builder_config()
         config.add_optimization_profile(self._profile(builder, network))
         if self._capability is not None:
             config.num_compute_capabilities = 1
             config.set_compute_capability(self._capability, 0)
-        cache = self._load_timing_cache(config)
+        self._timing.load(config)
         title = f"compile for {self.device.capability}"
         config.progress_monitor = make_monitor(trt, progress, title, interrupt)
         data = None
@@ -217,8 +225,7 @@ class Compiler:
             raise KeyboardInterrupt
         if data is None:
             raise CompileFailed(f"{self.runtime} cannot compile the graph: {shorten(log.errors)}")
-        if self._timing_cache is not None and cache is not None:
-            self._timing_cache.write_bytes(cache.serialize())
+        self._timing.save()
         return memoryview(data)
 
     def _profile(self, builder: Any, network: Any) -> Any:
@@ -237,20 +244,6 @@ class Compiler:
             ]
             profile.set_shape(tensor.name, *shapes)
         return profile
-
-    def _load_timing_cache(self, config: Any) -> Any:
-        """What earlier builds measured about kernels; a file of another version counts as empty.
-
-        TensorRT-RTX measures nothing while it compiles, and has only the shell of this.
-        """
-        path = self._timing_cache
-        if path is None or self.runtime == "tensorrt-rtx":
-            return None
-        cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-        if not config.set_timing_cache(cache, ignore_mismatch=False):
-            cache = config.create_timing_cache(b"")
-            config.set_timing_cache(cache, ignore_mismatch=False)
-        return cache
 
 
 def _capability(trt: Any, capability: str, precision: TensorRTPrecision) -> Any:

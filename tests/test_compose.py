@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from specdec.config import DecoderConfig, SpeculativeConfig, from_parameters
 from specdec.launcher.embedded import EmbeddedServer
 from specdec.launcher.ports import DEFAULT_PORTS, Ports
-from support.docker_export import module as docker_export
 from support.docker_files import (
     PROJECT,
     compose,
@@ -29,6 +28,7 @@ from support.docker_files import (
     stage_instructions,
     variables,
 )
+from support.docker_script import module as docker_script
 
 SERVERS, EXPORTS = ("server-cpu", "server-gpu"), ("export-cpu", "export-gpu")
 PINNED = re.compile(r"^[\w.-]+(\[\w+\])?==[\w.+]+$")
@@ -127,8 +127,8 @@ def test_ports_are_those_of_the_client_and_the_image(services, name):
     assert all(published.startswith("127.0.0.1:") for published in service["ports"])
     (exposed,) = [i.value for i in instructions() if i.name == "EXPOSE"]
     assert exposed.split() == inside
-    health = " ".join(service["healthcheck"]["test"])
-    assert f":{ports['http']}/v2/health/ready" in health
+    default = docker_script("health").parse([])
+    assert default.url == f"http://127.0.0.1:{ports['http']}"
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -136,7 +136,7 @@ def test_running_requests_may_finish_before_docker_kills(services, name):
     timeout = int(flags(services[name])["--exit-timeout-secs"])
     assert seconds(services[name]["stop_grace_period"]) >= timeout + 10
     check = services[name]["healthcheck"]
-    assert seconds(check["timeout"]) < seconds(check["interval"])
+    assert docker_script("health").SECONDS < seconds(check["timeout"]) < seconds(check["interval"])
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -146,9 +146,12 @@ def test_paths_are_those_of_the_image(services, name):
     assert copies[f"{backends}/specdec/model.py"] == ["backend/model.py"]
     script = services[name.replace("server", "export")]["command"][1]
     assert copies[script] == ["docker/export.py"]
+    how, python, health, *options = services[name]["healthcheck"]["test"]
+    assert (how, python, copies[health]) == ("CMD", "python3", ["docker/health.py"])
+    assert docker_script("health").parse(options).end == 1  # the command is process 1
     assert copies["/opt/specdec/model_repository"] == ["model_repository"]
     repository = Path(flags(services[name])["--model-repository"])
-    assert repository == docker_export().VOLUME / "repository"
+    assert repository == docker_script("export").VOLUME / "repository"
 
 
 @pytest.mark.parametrize("stage", ["wheel", "cpu", "gpu"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,8 @@ from specdec.decoder import device_sampling
 from specdec.decoder.device_sampling import likeliest
 from specdec.decoder.runtimes import tensorrt
 from specdec.export.sources import HuggingFaceSource
-from support import gpu_check, gpu_checks
+from specdec.export.tensorrt import Device
+from support import gpu_check, gpu_checks, gpu_report
 from support.fake_tensorrt import FakeCompiler, FakeCuda, FakeTensorRT
 from support.tiny import write_tiny_llama
 
@@ -50,14 +53,15 @@ def test_a_right_plan_passes(row, cuda):
     found = row()
     assert found.failures == []
     assert found.divergence < 1e-9
-    assert (found.exactness, found.same_text, found.same_replay) == ("bitwise", True, True)
+    assert (found.exactness, found.num_other_texts, found.same_replay) == ("bitwise", 0, True)
+    assert found.num_texts == 8
     assert cuda.num_replays > 20
     assert found.tree.same_trunk
     assert found.tree.divergence < 1e-9
     assert (found.same_candidates, found.num_wrong_draws) == (True, 0)
     assert found.feature_error < 1e-5
     console = Console(width=240, record=True)
-    console.print(gpu_check.table([found]))
+    console.print(gpu_report.table([found]))
     assert "bitwise" in console.export_text()
 
 
@@ -127,6 +131,43 @@ def test_wrong_logits_are_seen(row, monkeypatch):
     assert any(x.startswith("KL ") for x in row().failures)
 
 
+class Broken(FakeCompiler):
+    """Cannot compile, as a parser that does not know a precision."""
+
+    def compile(self, *arguments, **options) -> None:
+        raise RuntimeError("no kernel for it")
+
+
+def test_what_cannot_be_run_is_a_row_and_ends_no_other(cuda, tmp_path, monkeypatch, capsys):
+    compilers = [Broken(gpu_check.SHAPES), FakeCompiler(gpu_check.SHAPES)]
+    source = HuggingFaceSource(write_tiny_llama(tmp_path / "real", seed=1))
+    for name, stand_in in (
+        ("present_device", lambda: Device("SM89", "a card", 24.0)),
+        ("compilers", lambda device: compilers),
+        ("resolve", lambda model, progress: source),
+        ("Cuda", lambda: cuda),
+    ):
+        monkeypatch.setattr(gpu_check, name, stand_in)
+    monkeypatch.setattr(gpu_checks, "check_large_draws", lambda cuda: 0)
+    monkeypatch.setattr(gpu_checks, "time_draws", lambda cuda: {"greedy": 0.1})
+    assert gpu_check.main(["--json", str(tmp_path / "found.json")]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("RuntimeError: no kernel for it") >= 2
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["device"] == "a card, SM89"
+    rows = [(row["model"], bool(row["failures"])) for row in found["rows"]]
+    models = ("tiny", "SmolLM2-135M")
+    assert rows == [(model, broken) for model in models for broken in (True, False)]
+    assert found["rows"][1]["milliseconds"].keys() == {"1x1", "4x5"}
+    monkeypatch.setattr(gpu_check, "compilers", lambda device: compilers[1:])
+    assert gpu_check.main([]) == 0
+    monkeypatch.setattr(gpu_check, "compilers", lambda device: [])
+    assert gpu_check.main([]) == 1
+    monkeypatch.setattr(gpu_check, "present_device", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert gpu_check.main([]) == 1  # a card that torch cannot see is no pass
+
+
 def test_make_test_gpu_without_a_card_says_so():
     import torch
 
@@ -134,7 +175,9 @@ def test_make_test_gpu_without_a_card_says_so():
         pytest.skip("this machine has a card")
     makefile = (PROJECT / "Makefile").read_text()
     (recipe,) = [x for x in makefile.splitlines() if "support.gpu_check" in x]
-    assert recipe.strip().endswith("PYTHONPATH=tests exec $(BIN)/python -m support.gpu_check")
+    assert recipe.strip().endswith(
+        "PYTHONPATH=tests exec $(BIN)/python -m support.gpu_check $(GPU_ARGS)"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "support.gpu_check"],
         cwd=PROJECT,

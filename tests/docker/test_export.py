@@ -15,13 +15,13 @@ from specdec.errors import InvalidConfig
 from specdec.export import shipped
 from specdec.export.cli import app
 from specdec.launcher.repository import read_config
-from support.docker_export import module
 from support.docker_files import PROJECT, compose
+from support.docker_script import module
 from support.heads import random_head, ship_head, write_head
 from support.tiny import write_tiny_llama
 
 COMMAND = typer.main.get_command(app)
-export = module()
+export = module("export")
 
 EVERYTHING = {
     "RUNTIME": "tensorrt",
@@ -66,6 +66,8 @@ def test_nothing_of_tensorrt_is_said_on_the_processor(tmp_path):
     command = export.export_command("target", environment, tmp_path)
     assert not {"--card", "--max-sequences", "--max-rows", "--timing-cache"} & set(command)
     assert "--beside" not in command
+    rtx = export.export_command("target", {**EVERYTHING, "RUNTIME": "tensorrt-rtx"}, tmp_path)
+    assert "--timing-cache" not in rtx  # it measures nothing while it compiles
     empty = {"RUNTIME": "tensorrt", "TARGET_MODEL": "a", "TARGET_PRECISION": "", "MAX_ROWS": ""}
     command = export.export_command("target", empty, tmp_path)
     assert not {"--precision", "--max-rows", "--beside"} & set(command)

@@ -7,6 +7,7 @@ service's command starts the real tritonserver on it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -163,11 +164,12 @@ def served(root: Path, python: Path, volume: Path) -> Iterator[tuple[Ports, subp
     )
     binary, python_backend, stub, environment = embedded
     backends = root / "opt/tritonserver/backends"
-    shutil.copytree(python_backend, backends / "python")  # the NGC image has it
+    shutil.copytree(python_backend, backends / "python", dirs_exist_ok=True)  # as NGC's image
     shutil.copy2(stub, backends / "python")
     command = inside(service["command"], root, python, ports)
     local = ["--http-address", "--grpc-address", "--metrics-address"]
-    command = [binary, *command[1:], *(f"{flag}=127.0.0.1" for flag in local)]
+    soon = "--exit-timeout-secs=5"  # how long it waits for a model process that is dead
+    command = [binary, *command[1:], *(f"{flag}=127.0.0.1" for flag in local), soon]
     with (root / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
@@ -177,22 +179,22 @@ def served(root: Path, python: Path, volume: Path) -> Iterator[tuple[Ports, subp
             process.wait()
 
 
-def healthy(ports: Ports) -> bool:
+def healthy(root: Path, ports: Ports, process: subprocess.Popen) -> bool:
     """The service's own health check."""
-    test = compose()["services"]["server-cpu"]["healthcheck"]["test"]
-    assert test[:3] == ["CMD", "python3", "-c"]
-    code = test[3].replace(":8000/", f":{ports.http}/")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    return done.returncode == 0
+    how, _, script, option, first = compose()["services"]["server-cpu"]["healthcheck"]["test"]
+    assert (how, option, first) == ("CMD", "--end", "1")
+    command = [sys.executable, str(root / script.lstrip("/")), option, str(process.pid)]
+    command += ["--url", f"http://127.0.0.1:{ports.http}"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.server
 def test_the_laid_out_image_serves(root, served):
     ports, process = served
     log = root / "server.log"
-    assert not healthy(ports)
+    assert not healthy(root, *served)
     deadline = time.monotonic() + 120
-    while not healthy(ports):
+    while not healthy(root, *served):
         assert process.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.5)
@@ -207,3 +209,26 @@ def test_the_laid_out_image_serves(root, served):
     assert "4 sequences of 2048 tokens" in log.read_text()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.server
+def test_a_server_whose_model_process_has_died_is_ended_for_docker_to_restart(root, served):
+    _, process = served
+    deadline = time.monotonic() + 120
+    while not healthy(root, *served):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    os.kill(stub_of("speculative", process.pid), signal.SIGKILL)
+    assert not healthy(root, *served)
+    process.wait(timeout=60)
+
+
+def stub_of(model: str, server: int) -> int:
+    """Process id of the server's child that runs a model."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if parent == str(server) and f"{model}_0_0".encode() in words:
+                return int(path.name)
+    raise AssertionError(f"no process runs {model}")

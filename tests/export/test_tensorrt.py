@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from specdec.export.sources import HuggingFaceSource
 from specdec.export.tensorrt import CompileFailed, Compiler, Device, Shapes
 from specdec.export.tensorrt_graph import TensorRTPrecision
 from specdec.export.tensorrt_memory import Neighbour
+from specdec.export.tensorrt_timing import TimingCache
 from specdec.plan import FILE, PLAN, Plan
 from support.tiny import write_tiny_llama
 
@@ -53,13 +56,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("precision", "capability"),
     [
-        ("bf16", "SM89"),
-        ("bf16", "SM120"),
-        ("fp16", "SM75"),
-        ("int8", "SM86"),
-        ("int4", "SM80"),
-        ("int8", "SM75"),
-        ("fp8", "SM89"),
+        (precision, f"SM{number}")
+        for precision, least in (
+            ("bf16", 80),
+            ("fp16", 75),
+            ("int8", 75),
+            ("int4", 80),
+            ("fp8", 89),
+        )
+        for number in (75, 80, 86, 89, 120, 121)
+        if number >= least
     ],
 )
 def test_every_documented_combination_compiles(
@@ -83,6 +89,7 @@ def test_every_documented_combination_compiles(
     )
     artifact = Artifact.read(made.directory)
     assert (artifact.runtime, artifact.precision) == ("tensorrt-rtx", precision)
+    assert artifact.weights_sha256.encode() in (made.directory / PLAN).read_bytes()  # its name
     plan.check(artifact, made.directory, num_slots=4)
 
 
@@ -136,37 +143,37 @@ def test_progress_and_memory_are_shown(model: Path, tmp_path: Path, progress: Pr
 
 
 class TimingConfig:
-    """The part of a builder's config that holds the timing cache."""
+    """The part of a builder's config that holds the timing cache, which learns when it is used."""
 
     def __init__(self) -> None:
         self.used: list[bytes] = []
 
-    def create_timing_cache(self, data: bytes) -> bytes:
-        return data
+    def create_timing_cache(self, data: bytes) -> Any:
+        return SimpleNamespace(data=data, serialize=lambda: data + b"+")
 
-    def set_timing_cache(self, cache: bytes, *, ignore_mismatch: bool) -> bool:
+    def set_timing_cache(self, cache: Any, *, ignore_mismatch: bool) -> bool:
         assert not ignore_mismatch
-        self.used.append(cache)
-        return cache != b"of another version"
+        self.used.append(cache.data)
+        return cache.data != b"of another version"
 
 
-def test_the_timing_cache_of_earlier_compilations_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class DataCenter:
-        __version__ = "11.1"
-
-    monkeypatch.setattr(tensorrt, "import_tensorrt", lambda runtime: DataCenter)
-    monkeypatch.setattr(tensorrt, "present_device", lambda: ADA)
+def test_the_timing_cache_goes_from_one_compilation_to_the_next(tmp_path: Path) -> None:
     path, config = tmp_path / "timing", TimingConfig()
-    made = Compiler(
-        "tensorrt", TensorRTPrecision.bf16, shapes=SHAPES, device=ADA, timing_cache=path
-    )
-    for content in (None, b"measured", b"of another version"):
+    for content in (None, None, b"of another version"):
         if content is not None:
             path.write_bytes(content)
-        made._load_timing_cache(config)
-    assert config.used == [b"", b"measured", b"of another version", b""]
+        cache = TimingCache(path)
+        cache.load(config)
+        cache.save()
+    assert config.used == [b"", b"+", b"of another version", b""]
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"timing": b"+"}
+    TimingCache(None).load(config)
+    TimingCache(None).save()
+
+
+def test_a_timing_cache_for_what_measures_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"^--timing-cache is for --runtime tensorrt:"):
+        compiler(timing_cache=tmp_path / "timing")
 
 
 def test_what_the_card_cannot_hold_is_refused_before_anything_is_written(

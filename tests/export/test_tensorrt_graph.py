@@ -77,6 +77,24 @@ def test_every_architecture_equals_transformers_and_compiles(
     assert made.artifact.runtime == "tensorrt-rtx"
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma 2"])
+def test_every_architecture_compiles_at_every_other_precision(
+    tmp_path: Path, progress: Progress, name: str, precision: str
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    fields = {"hidden_size": 128, **MODELS[name]}  # which int4's blocks divide
+    source = HuggingFaceSource(write_tiny_llama(tmp_path / "model", **fields))
+    compiler = Compiler(
+        "tensorrt-rtx",
+        TensorRTPrecision(precision),
+        shapes=Shapes(4, 448, 128),
+        device=Device("SM89"),
+    )
+    made = export(source, tmp_path / "plan", progress=progress, compiler=compiler)
+    assert made.artifact.precision == precision
+
+
 @pytest.mark.parametrize(("precision", "limit"), [("int8", 0.002), ("fp8", 0.02), ("int4", 0.2)])
 def test_quantised_graphs_stay_near_the_model(
     tmp_path: Path, progress: Progress, precision: str, limit: float

@@ -50,7 +50,7 @@ class FakeCompiler:
         graphs.mkdir()
         for name in (GRAPH, f"{GRAPH}.data"):
             (directory / name).rename(graphs / name)
-        limits = dict(self.shapes._asdict(), graph=str(graphs / GRAPH))
+        limits = dict(self.shapes._asdict(), graph=str(graphs / GRAPH), name=weights_sha256)
         (directory / PLAN).write_text(json.dumps(limits))
         Plan(
             runtime=self.runtime,
@@ -124,7 +124,7 @@ class _Engine:
         self.inputs = {t.name: t for t in self.session.get_inputs()}
         self.outputs = {t.name: t for t in self.session.get_outputs()}
         self._names = [*self.inputs, *self.outputs]
-        self.num_io_tensors = len(self._names)
+        self.num_io_tensors, self.name = len(self._names), limits["name"]
 
     def get_tensor_name(self, index: int) -> str:
         return self._names[index]

@@ -406,6 +406,16 @@ def test_a_plan_that_does_not_fit(machine, damaged, changes, message):
         load(damaged)
 
 
+def test_a_plan_of_the_same_size_from_other_weights(machine, damaged):
+    """Two fine-tunes of one model: nothing but what the plan calls itself tells them apart."""
+    machine()
+    other = json.loads((damaged / PLAN).read_text())
+    other["name"] = "f" * 64
+    (damaged / PLAN).write_text(json.dumps(other))
+    with pytest.raises(InvalidArtifact, match=r"compiled from weights f{12}, plan\.json says"):
+        load(damaged)
+
+
 @pytest.mark.parametrize("name", [FILE, PLAN])
 def test_a_missing_file(machine, damaged, name):
     machine()

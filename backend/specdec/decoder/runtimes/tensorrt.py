@@ -29,7 +29,7 @@ from specdec.decoder.buckets import pad
 from specdec.decoder.cuda import Buffer, Cuda, DeviceLogits
 from specdec.decoder.runtimes import Content, Draw, Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
-from specdec.plan import PLAN, Plan, import_tensorrt
+from specdec.plan import FILE, PLAN, Plan, import_tensorrt
 
 _FIRST_LENGTH = 256  # cache positions in use before anything needs more
 _MAX_GRAPHS = 32  # remembered passes; the one not used longest goes, and its context
@@ -284,7 +284,13 @@ def _error_log(trt: Any, errors: list[str]) -> Any:
 
 
 def _check(engine: Any, artifact: Artifact, plan: Plan, path: Path) -> None:
-    """Compare the plan with its description: a mix-up would write to foreign memory."""
+    """Compare the plan with its description: a mix-up would write to foreign memory, or answer
+    with another model's weights."""
+    if engine.name != plan.weights_sha256:
+        raise InvalidArtifact(
+            f"{path} was compiled from weights {engine.name[:12] or 'of no name'}, {FILE} says "
+            f"{plan.weights_sha256[:12]}: export again"
+        )
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     shapes = {name: list(engine.get_tensor_shape(name)) for name in names}
     cache = [-1, artifact.num_key_value_heads, plan.cache_length, artifact.head_size]

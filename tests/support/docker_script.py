@@ -1,4 +1,4 @@
-"""docker/export.py as a module: it lies in no package, since only containers run it."""
+"""docker/NAME.py as a module: it lies in no package, since only containers run it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from support.docker_files import PROJECT
 
 
 @cache
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docker_export", PROJECT / "docker/export.py")
+def module(name: str) -> ModuleType:
+    path = PROJECT / "docker" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"docker_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

@@ -1,0 +1,33 @@
+"""What TensorRT has measured about kernels, kept from one compilation to the next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+class TimingCache:
+    """One file, or none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._cache = path, None
+
+    def load(self, config: Any) -> None:
+        """Give it to a builder's config; a file of another version counts as empty."""
+        path = self._path
+        if path is None:
+            return
+        for data in (path.read_bytes() if path.is_file() else b"", b""):
+            self._cache = config.create_timing_cache(data)
+            if config.set_timing_cache(self._cache, ignore_mismatch=False):
+                return
+
+    def save(self) -> None:
+        """What is known now, whole or not at all: the next compilation reads it."""
+        path = self._path
+        if path is None or self._cache is None:
+            return
+        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        partial.write_bytes(self._cache.serialize())
+        os.replace(partial, path)
