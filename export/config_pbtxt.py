@@ -17,5 +17,6 @@ instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 # parameters {{ key: "max_sequences" value {{ string_value: "16" }} }}
 # parameters {{ key: "max_sequence_length" value {{ string_value: "2048" }} }}
 # parameters {{ key: "num_threads" value {{ string_value: "0" }} }}  # 0: one per processor
+# parameters {{ key: "device" value {{ string_value: "0" }} }}  # number of the card, for TensorRT
 # parameters {{ key: "artifact_dir" value {{ string_value: "" }} }}  # empty: the version folder
 """

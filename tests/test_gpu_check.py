@@ -30,7 +30,7 @@ def cuda(monkeypatch):
     trt = FakeTensorRT()
     fake = FakeCuda(trt)
     monkeypatch.setattr(tensorrt, "import_tensorrt", lambda runtime: trt)
-    monkeypatch.setattr(tensorrt, "Cuda", lambda: fake)
+    monkeypatch.setattr(tensorrt, "Cuda", lambda device: fake)
     monkeypatch.setattr(gpu_check, "NUM_TOKENS", 10)
     monkeypatch.setattr(gpu_check, "DRAFT_LENGTHS", (1, 4))
     monkeypatch.setattr(gpu_check, "STEPS", ((1, 1), (4, 5)))

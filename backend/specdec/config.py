@@ -24,12 +24,14 @@ class DecoderConfig:
     max_sequences: int = 16
     max_sequence_length: int = 2048  # capped by the model's own maximum
     num_threads: int = 0  # 0: one per processor this process may use
+    device: int = 0  # which NVIDIA card, of those this process sees, holds a TensorRT plan
     artifact_dir: str = ""  # empty: the model's version directory
 
     def __post_init__(self) -> None:
         _check("max_sequences", self.max_sequences, 1, 256)
         _check("max_sequence_length", self.max_sequence_length, 16, 1 << 20)
         _check("num_threads", self.num_threads, 0, 1024)
+        _check("device", self.device, 0, 255)
 
     @property
     def threads(self) -> int:
@@ -49,6 +51,7 @@ class SpeculativeConfig:
     target_in_process: bool = False  # run the target here; false: call the model of its name
     target_max_sequence_length: int = 2048  # of a target that runs here; capped by its own maximum
     target_num_threads: int = 0  # of a target that runs here; 0: one per processor
+    target_device: int = 0  # of a target that runs here: its NVIDIA card
     head_in_process: bool = True  # run the head here; false: call the model of its name
     head_num_threads: int = 0  # of a head that runs here; 0: one per processor
     drafter: str = "auto"  # the default; a request may choose another
@@ -67,6 +70,7 @@ class SpeculativeConfig:
         _check("max_running", self.max_running, 1, 256)
         _check("target_max_sequence_length", self.target_max_sequence_length, 16, 1 << 20)
         _check("target_num_threads", self.target_num_threads, 0, 1024)
+        _check("target_device", self.target_device, 0, 255)
         _check("head_num_threads", self.head_num_threads, 0, 1024)
         _check("max_waiting", self.max_waiting, 0, 100_000)
         _check("prefill_chunk_tokens", self.prefill_chunk_tokens, 1, 1 << 16)

@@ -384,6 +384,7 @@ def test_a_target_is_a_model_unless_it_is_to_run_in_this_process(
         calls,
         target_in_process=str(is_inside).lower(),
         target_num_threads=2,
+        target_device=3,
         target_max_sequence_length=99,
         max_running=5,
     )
@@ -391,7 +392,7 @@ def test_a_target_is_a_model_unless_it_is_to_run_in_this_process(
     assert ending(request) is None
     assert any(call.operation == "extend" for call in calls.calls) != is_inside
     assert bool(polls) == is_inside
-    sizes = DecoderConfig(max_sequences=5, max_sequence_length=99, num_threads=2)
+    sizes = DecoderConfig(max_sequences=5, max_sequence_length=99, num_threads=2, device=3)
     assert loaded == ([(inside, sizes)] if is_inside else [])
 
 

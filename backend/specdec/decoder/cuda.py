@@ -22,23 +22,28 @@ Array = np.ndarray[Any, Any]
 class Cuda:
     """What is needed of torch. Tests put the processor's memory in its place."""
 
-    name = "cuda"
     captures = True
 
-    def __init__(self) -> None:
-        """Raises `InvalidArtifact`: no torch, or no card."""
+    def __init__(self, device: int = 0) -> None:
+        """`device`: number of the card. Raises `InvalidArtifact`: no torch, or no such card."""
         try:
             import torch
         except ModuleNotFoundError:
             raise InvalidArtifact("a TensorRT plan needs torch: pip install torch") from None
         if not torch.cuda.is_available():
             raise InvalidArtifact("a TensorRT plan needs an NVIDIA card: torch finds none")
+        found = torch.cuda.device_count()
+        if device >= found:
+            raise InvalidArtifact(
+                f"device is {device}: this process sees {found} NVIDIA cards, from 0 on"
+            )
         self.torch: Any = torch
-        self._stream = self.torch.cuda.Stream()
+        self.name = f"cuda:{device}"
+        self._stream = self.torch.cuda.Stream(device=self.name)
 
     @property
     def capability(self) -> str:
-        return "SM{}{}".format(*self.torch.cuda.get_device_capability())
+        return "SM{}{}".format(*self.torch.cuda.get_device_capability(self.name))
 
     @property
     def stream(self) -> int:
@@ -46,7 +51,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Work inside is queued in the stream."""
+        """Work inside is queued in the stream, on its card."""
         with self.torch.cuda.stream(self._stream):
             yield
 

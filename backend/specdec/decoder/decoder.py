@@ -210,7 +210,11 @@ def load_decoder(config: DecoderConfig, directory: Path) -> CachedDecoder:
     directory = Path(config.artifact_dir or directory)
     artifact = Artifact.read(directory)
     runtime = load_runtime(
-        artifact, directory, num_slots=config.max_sequences, num_threads=config.threads
+        artifact,
+        directory,
+        num_slots=config.max_sequences,
+        num_threads=config.threads,
+        device=config.device,
     )
     finding = probe(runtime, artifact)
     measure = partial(

@@ -31,6 +31,7 @@ def load_here(config, repository, before_pass):
             max_sequences=config.max_running,
             max_sequence_length=config.target_max_sequence_length,
             num_threads=config.target_num_threads,
+            device=config.target_device,
         )
         directory = target_dir(config, repository)
         here[config.target_model_name] = load_local_decoder(directory, sizes, before_pass)

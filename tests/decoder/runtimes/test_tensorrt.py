@@ -40,7 +40,7 @@ def machine(monkeypatch):
         trt = trt or FakeTensorRT()
         cuda = FakeCuda(trt, **options)
         monkeypatch.setattr(tensorrt, "import_tensorrt", lambda runtime: trt)
-        monkeypatch.setattr(tensorrt, "Cuda", lambda: cuda)
+        monkeypatch.setattr(tensorrt, "Cuda", lambda device: cuda)
         return trt, cuda
 
     return install
@@ -278,7 +278,7 @@ def test_a_prompt_longer_than_a_pass_is_cut(decoder):
     text = [3 + (11 * i + i * i // 3) % 290 for i in range(300)]
     whole = generate(decoder, text, num_tokens=6)
     trt_shapes = [
-        c[2] for c in decoder._runtime._engine.engine.trt.calls if c[1:2] == ("input_ids",)
+        c[2] for c in decoder._runtime._loaded.engine.trt.calls if c[1:2] == ("input_ids",)
     ]
     assert {(128,), (48,)} <= set(trt_shapes)  # 300 = 128 + 128 + 44, padded to a bucket
     assert whole == generate(decoder, text, num_tokens=6, chunk=50, sequence_id=2)
@@ -453,6 +453,26 @@ def test_no_card(plan_dir, monkeypatch):
         load(plan_dir)
     with pytest.raises(InvalidArtifact):
         Cuda()
+
+
+def test_the_card_of_the_configuration(machine, plan_dir, monkeypatch):
+    _, cuda = machine()
+    chosen: list[int] = []
+    monkeypatch.setattr(tensorrt, "Cuda", lambda device: chosen.append(device) or cuda)
+    load_decoder(DecoderConfig(max_sequences=4, num_threads=2, device=1), plan_dir)
+    assert chosen == [1]
+
+
+def test_a_card_that_is_not_there(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+    cuda = Cuda(1)
+    assert (cuda.name, cuda._stream) == ("cuda:1", "cuda:1")
+    with pytest.raises(InvalidArtifact, match="device is 2: this process sees 2 NVIDIA cards"):
+        Cuda(2)
 
 
 def test_no_tensorrt(plan_dir, monkeypatch):

@@ -112,9 +112,13 @@ class Runtime(Protocol):
 
 
 def load_runtime(
-    artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int
+    artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int, device: int = 0
 ) -> Runtime:
     """Load the artifact's graph with the runtime it names.
+
+    Args:
+        num_threads: of a runtime on the processor.
+        device: number of the card, of one on NVIDIA's.
 
     Raises `InvalidArtifact`: no such runtime, or the graph cannot be loaded.
     """
@@ -124,6 +128,6 @@ def load_runtime(
         raise InvalidArtifact(f"{directory} needs runtime {artifact.runtime!r}: known are {known}")
     module = importlib.import_module(f"{__name__}.{modules[artifact.runtime]}")
     runtime: Runtime = module.load(
-        artifact, directory, num_slots=num_slots, num_threads=num_threads
+        artifact, directory, num_slots=num_slots, num_threads=num_threads, device=device
     )
     return runtime

@@ -176,7 +176,9 @@ class OnnxRuntime:
             cache[slot, :, :length] = part[:, :length]
 
 
-def load(artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int) -> OnnxRuntime:
+def load(
+    artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int, device: int
+) -> OnnxRuntime:
     """Create the session. Raises `InvalidArtifact` if the graph is missing or does not fit."""
     session, path = open_session(directory, num_threads)
     _check(session, artifact, path)

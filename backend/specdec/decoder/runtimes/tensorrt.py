@@ -15,7 +15,6 @@ for dynamic shapes, "CUDA Graphs"); as they never run at once, all share one scr
 from __future__ import annotations
 
 import logging
-import mmap
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -24,27 +23,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.artifact import Artifact
-from specdec.decoder.batch import INPUTS, MAX_SHARED_ROWS, Batch
+from specdec.decoder.batch import MAX_SHARED_ROWS, Batch
 from specdec.decoder.buckets import pad
 from specdec.decoder.cuda import Buffer, Cuda, DeviceLogits
+from specdec.decoder.loaded_plan import LoadedPlan, load_plan
 from specdec.decoder.runtimes import Content, Draw, Features, Place
 from specdec.errors import DecoderFailed, InvalidArtifact
-from specdec.plan import FILE, PLAN, Plan, import_tensorrt
+from specdec.plan import PLAN, Plan, import_tensorrt
 
 _FIRST_LENGTH = 256  # cache positions in use before anything needs more
 _MAX_GRAPHS = 32  # remembered passes; the one not used longest goes, and its context
 _GRAPH_PLACES = 32  # passes of more places compute for long: a replay would save nothing
 
 log = logging.getLogger(__name__)
-
-
-class Engine(NamedTuple):
-    """A loaded plan; its parts need one another to stay."""
-
-    runtime: Any
-    engine: Any
-    new_context: Callable[[], Any]  # raises `RuntimeError`: the card has not enough memory
-    errors: list[str]  # what TensorRT has reported
 
 
 class _Pass(NamedTuple):
@@ -62,7 +53,7 @@ class TensorRTRuntime:
 
     def __init__(
         self,
-        engine: Engine,
+        loaded: LoadedPlan,
         cuda: Any,
         *,
         plan: Plan,
@@ -75,7 +66,7 @@ class TensorRTRuntime:
         self.length = min(_FIRST_LENGTH, plan.cache_length)
         self.max_length: int | None = plan.cache_length
         self.max_rows: int | None = plan.max_rows
-        self._engine, self._cuda, self._plan = engine, cuda, plan
+        self._loaded, self._cuda, self._plan = loaded, cuda, plan
         shape = (num_slots, artifact.num_key_value_heads, plan.cache_length, artifact.head_size)
         dtype = getattr(torch, plan.dtype)
         self._caches = {
@@ -101,7 +92,7 @@ class TensorRTRuntime:
         self._features = torch.zeros(
             (plan.max_rows, artifact.feature_size), dtype=torch.float32, device=cuda.name
         )
-        self._context = engine.new_context()  # of passes that are not recorded
+        self._context = loaded.new_context()  # of passes that are not recorded
         self._captures = cuda.captures and plan.runtime == "tensorrt"  # RTX captures by itself
         self._replays: OrderedDict[_Pass, Callable[[], None] | None] = OrderedDict()
 
@@ -143,7 +134,7 @@ class TensorRTRuntime:
             return
         recorded = self._captures and key.places <= _GRAPH_PLACES
         comes_again = recorded and key in self._replays
-        context = self._engine.new_context() if comes_again else self._context
+        context = self._loaded.new_context() if comes_again else self._context
         self._bind(context, key, shapes)
         self._enqueue(context)  # a context cannot be recorded before it has run
         if recorded:
@@ -178,7 +169,7 @@ class TensorRTRuntime:
 
     def _enqueue(self, context: Any) -> None:
         if not context.execute_async_v3(self._cuda.stream):
-            raise RuntimeError("; ".join(self._engine.errors[-1:]) or "TensorRT gives no reason")
+            raise RuntimeError("; ".join(self._loaded.errors[-1:]) or "TensorRT gives no reason")
 
     def draw(self, logits: DeviceLogits, places: Seq[Place], num_tokens: int) -> list[Draw]:
         """See `Runtime`."""
@@ -216,95 +207,25 @@ class TensorRTRuntime:
 
 
 def load(
-    artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int
+    artifact: Artifact, directory: Path, *, num_slots: int, num_threads: int, device: int
 ) -> TensorRTRuntime:
     """Load the plan. Raises `InvalidArtifact`: missing, of another machine, or too large."""
     plan = Plan.read(directory)
     plan.check(artifact, directory, num_slots=num_slots)
     trt = import_tensorrt(plan.runtime)
-    cuda = Cuda()
+    cuda = Cuda(device)
     plan.check_machine(runtime_version=trt.__version__, compute_capability=cuda.capability)
-    errors: list[str] = []
-    runtime = trt.Runtime(_error_log(trt, errors))
-    path = directory / PLAN
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        engine = runtime.deserialize_cuda_engine(data)
-    if engine is None:
-        raise InvalidArtifact(f"{path} cannot be loaded: {'; '.join(errors) or 'no reason given'}")
-    _check(engine, artifact, plan, path)
-    try:
-        loaded = Engine(runtime, engine, _contexts(trt, engine, cuda), errors)
-        return TensorRTRuntime(loaded, cuda, plan=plan, artifact=artifact, num_slots=num_slots)
-    except RuntimeError as error:
-        raise InvalidArtifact(
-            f"{path} with {num_slots} sequences of {plan.cache_length} positions does not fit "
-            f"the card: {error}"
-        ) from error
+    with cuda.active():  # TensorRT takes the card that is current
+        try:
+            loaded = load_plan(trt, cuda, plan=plan, artifact=artifact, path=directory / PLAN)
+            return TensorRTRuntime(loaded, cuda, plan=plan, artifact=artifact, num_slots=num_slots)
+        except RuntimeError as error:
+            raise InvalidArtifact(
+                f"{directory / PLAN} with {num_slots} sequences of {plan.cache_length} positions "
+                f"does not fit the card: {error}"
+            ) from error
 
 
 def _replay(replay: Callable[[], None], context: Any) -> None:
     """`context` is only kept: the graph uses what belongs to it."""
     replay()
-
-
-def _contexts(trt: Any, engine: Any, cuda: Any) -> Callable[[], Any]:
-    """Makes execution contexts. TensorRT-RTX, told to record CUDA graphs itself, needs but one."""
-    if hasattr(trt, "CudaGraphStrategy"):
-        config = engine.create_runtime_config()
-        config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        return partial(engine.create_execution_context, config)
-    size = engine.device_memory_size_v2
-    scratch = cuda.torch.zeros(max(size, 1), dtype=cuda.torch.uint8, device=cuda.name)
-
-    def new() -> Any:
-        context = engine.create_execution_context(
-            trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
-        if context is None:
-            raise RuntimeError("TensorRT makes no execution context")
-        context.set_device_memory(scratch.data_ptr(), size)
-        return context
-
-    return new
-
-
-def _error_log(trt: Any, errors: list[str]) -> Any:
-    """An ILogger that appends errors to `errors`."""
-
-    class ErrorLog(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                errors.append(message)
-                log.error("TensorRT: %s", message)
-
-    return ErrorLog()
-
-
-def _check(engine: Any, artifact: Artifact, plan: Plan, path: Path) -> None:
-    """Compare the plan with its description: a mix-up would write to foreign memory, or answer
-    with another model's weights."""
-    if engine.name != plan.weights_sha256:
-        raise InvalidArtifact(
-            f"{path} was compiled from weights {engine.name[:12] or 'of no name'}, {FILE} says "
-            f"{plan.weights_sha256[:12]}: export again"
-        )
-    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-    shapes = {name: list(engine.get_tensor_shape(name)) for name in names}
-    cache = [-1, artifact.num_key_value_heads, plan.cache_length, artifact.head_size]
-    wanted = {
-        f"{time}_{kind}_{i}": cache
-        for time in ("past", "present")
-        for kind in ("key", "value")
-        for i in range(artifact.num_layers)
-    }
-    wanted["logits"] = [-1, artifact.vocab_size]
-    if artifact.feature_layers:
-        wanted["features"] = [-1, artifact.feature_size]
-    for name, shape in wanted.items():
-        if shapes.pop(name, None) != shape:
-            raise InvalidArtifact(f"{path}: {name} is not {shape}: export again")
-    if set(shapes) != set(INPUTS):
-        raise InvalidArtifact(f"{path}: inputs are {sorted(shapes)}, expected {sorted(INPUTS)}")
