@@ -51,8 +51,10 @@ def _mount() -> None:
         app.add_typer(export, name="export")
     if find_spec("specdec.export") and find_spec("specdec.export.training"):
         from specdec.export.training.command import train
+        from specdec.export.training.evaluate_command import evaluate
 
         app.command()(train)
+        app.command()(evaluate)
     if find_spec("specdec.launcher"):
         from specdec.client.serve_command import serve
 

@@ -112,6 +112,16 @@ def _verify(
     return result
 
 
+def prepared(model: str, progress: Progress) -> Source:
+    """The source that `--model` names, on this machine. Raises `InvalidRequest`."""
+    from specdec.export.sources import resolve
+
+    source = resolve(model, progress)
+    quiet_libraries()
+    source.prepare()
+    return source
+
+
 def quiet_libraries() -> None:
     """Keep transformers' own bars and advice out of ours; must run before it is imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")

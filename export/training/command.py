@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdec.errors import InvalidRequest, SpecdecError
+from specdec.export.model_command import prepared
 from specdec.export.training.kinds import Kind
 from specdec.export.training.options import Draft, Precision, Settings, Start, Writing
 from specdec.export.training.schedule import Schedule
+from specdec.export.training.shown import bars, counted, print_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from specdec.export.sources import Source
-    from specdec.export.training.evaluation import Evaluation
     from specdec.export.training.pipeline import Pipeline
     from specdec.export.training.trainer import Step, Trainer
 
@@ -133,10 +131,11 @@ def train(
             raise InvalidRequest("--starts begins prompts of --self-prompts N: pass that too")
         from specdec.export.training.pipeline import Pipeline
         from specdec.export.training.prompts import Prompts
+        from specdec.export.training.result import PLOT
 
         settings = Settings(seed=seed, num_threads=threads, half=_half(precision))
-        with _progress() as progress:
-            source = _source(progress, model)
+        with bars() as progress:
+            source = prepared(model, progress)
             read = Prompts.read(
                 prompts or [], source.tokenizer, max_tokens=max_prompt_tokens, starts=starts
             )
@@ -153,7 +152,11 @@ def train(
     except KeyboardInterrupt:
         typer.echo("interrupted: run the same command to go on", err=True)
         raise typer.Exit(130) from None
-    _show(evaluation, output)
+    title = "acceptance by position, held-out prompts, greedy"
+    print_table(evaluation, title, with_request=kind is Kind.eagle)
+    typer.echo(f"trained: {output}")
+    if not (output / PLOT).is_file():
+        typer.echo("no plot: pip install 'specdec[plot]' and run the same command", err=True)
 
 
 def _unrolled(kind: Kind, unroll: int, *, is_trained: bool) -> tuple[tuple[float, int], ...]:
@@ -164,24 +167,14 @@ def _unrolled(kind: Kind, unroll: int, *, is_trained: bool) -> tuple[tuple[float
     return ((0.0, unroll),) if is_trained else ((0.0, 1), (0.45, unroll))
 
 
-def _source(progress: Progress, model: str) -> Source:
-    from specdec.export.model_command import quiet_libraries
-    from specdec.export.sources import resolve
-
-    source = resolve(model, progress)
-    quiet_libraries()
-    source.prepare()
-    return source
-
-
 def _write(progress: Progress, pipeline: Pipeline, writing: Writing, answers: Path | None) -> None:
     """Old answers are read again, the others written."""
     if answers is not None:
-        with _counted(progress, "read the answers again", None) as count:
+        with counted(progress, "read the answers again", None) as count:
             pipeline.recall(answers, writing, count)
     while left := pipeline.jobs_left(writing):  # its own prompts first, then all answers
         name = "write prompts" if left[0].is_opening else "write answers"
-        with _counted(progress, name, len(left)) as count:
+        with counted(progress, name, len(left)) as count:
             pipeline.write(left, writing, count)
 
 
@@ -207,46 +200,6 @@ def _train(progress: Progress, trainer: Trainer) -> None:
     progress.update(task, completed=1.0)
 
 
-@contextmanager
-def _counted(progress: Progress, name: str, total: int | None) -> Iterator[Any]:
-    """A bar of texts, with the speed at which their tokens come."""
-    import time
-
-    task = progress.add_task(name, total=total)
-    began, tokens = time.monotonic(), 0
-
-    def count(text: Any) -> None:
-        nonlocal tokens
-        tokens += len(text.likeliest)
-        speed = tokens / (time.monotonic() - began)
-        progress.update(task, advance=1, note=f"{tokens:,} tokens, {speed:,.0f} tok/s")
-
-    yield count
-    progress.update(task, total=total or 1, completed=total or 1)
-
-
-def _show(evaluation: Evaluation, output: Path) -> None:
-    """Acceptance by position, sources down."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from specdec.export.training.result import PLOT
-
-    grid = Table(title="acceptance by position, held-out prompts, greedy", title_justify="left")
-    grid.add_column("source")
-    for position in range(evaluation.num_steps):
-        grid.add_column(str(position), justify="right")
-    grid.add_column("tokens per pass", justify="right")
-    parts = {**dict(sorted(evaluation.with_request.items())), "overall": evaluation.total()}
-    for source, part in parts.items():
-        rates = (f"{rate:.2f}" for rate in part.rates)
-        grid.add_row(source, *rates, f"{part.acceptance_length:.2f}")
-    Console().print(grid)
-    typer.echo(f"trained: {output}")
-    if not (output / PLOT).is_file():
-        typer.echo("no plot: pip install 'specdec[plot]' and run the same command", err=True)
-
-
 def _half(precision: Precision) -> bool:
     """Whether bfloat16 products pay: a processor without them is slower with them."""
     import torch
@@ -256,33 +209,3 @@ def _half(precision: Precision) -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
     return torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
-
-
-def _progress() -> Progress:
-    """Bars on stderr."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
-
-    class Note(ProgressColumn):
-        """What a stage says of itself; some stages say nothing."""
-
-        def render(self, task: Task) -> Text:
-            return Text(task.fields.get("note", ""), style="dim")
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        Note(),
-        console=Console(stderr=True),
-    )

@@ -128,6 +128,24 @@ class Pipeline:
             ),
         )
 
+    def evaluation(self, head: Head, vocabulary: DraftVocabulary) -> Evaluation:
+        """Of what was trained elsewhere, on all that is written here.
+
+        Raises `InvalidRequest`: the target gives out no features that it reads.
+        """
+        missing = set(head.config.feature_layers) - set(self._artifact.feature_layers)
+        if missing or head.shape.hidden_size != self._artifact.hidden_size:
+            last = self._artifact.num_layers
+            wanted = sorted({*head.config.feature_layers, last})
+            raise InvalidRequest(
+                f"it reads {head.shape.hidden_size} numbers of layers "
+                f"{list(head.config.feature_layers)}, the target in {self._target_dir} gives out "
+                f"{self._artifact.hidden_size} of {list(self._artifact.feature_layers)}: export it "
+                f"with --features {','.join(map(str, wanted))}"
+            )
+        target = Target.read(self._source.config, self._source.weights)
+        return evaluate(head, target, vocabulary, self._corpus())
+
     def finish(self, trainer: Trainer, draft: Draft) -> Evaluation:
         """Evaluate on held-out prompts and write everything that is worth keeping."""
         corpus = self._all_texts()

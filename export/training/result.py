@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from specdec.errors import InvalidArtifact
+from specdec.export.training.block import BlockShape
 from specdec.export.training.evaluation import Acceptance, Evaluation
-from specdec.export.training.head import Head, describe
+from specdec.export.training.head import Head, HeadConfig, describe
 from specdec.export.training.vocabulary import DraftVocabulary
 
 WEIGHTS, CONFIG, EVALUATION, PLOT = (
@@ -46,6 +47,24 @@ def write_head(
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
+def read_trained(directory: Path) -> tuple[Head, DraftVocabulary]:
+    """A trained head as it was left. Raises `InvalidArtifact`: there is none."""
+    from safetensors import safe_open
+
+    try:
+        found = json.loads((directory / CONFIG).read_bytes())
+        config, shape = found["config"], found["shape"]
+        layers = tuple(config["feature_layers"])
+        head = Head(HeadConfig(**{**config, "feature_layers": layers}), BlockShape(**shape))
+        with safe_open(directory / WEIGHTS, "pt") as file:
+            maps = (file.get_tensor(name).numpy() for name in ("d2t", "t2d"))
+            vocabulary = DraftVocabulary.of_maps(*maps)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArtifact(f"{directory} holds nothing that was trained: {error}") from None
+    read_head(directory, head)
+    return head, vocabulary
+
+
 def read_head(directory: Path, head: Head) -> None:
     """Load weights into a head of the same config and shape.
 
@@ -65,8 +84,13 @@ def read_head(directory: Path, head: Head) -> None:
 
 
 def write_evaluation(directory: Path, evaluation: Evaluation) -> None:
-    """As plain numbers, by source."""
-    content = {
+    """See `plain`."""
+    (directory / EVALUATION).write_text(json.dumps(plain(evaluation), indent=2) + "\n")
+
+
+def plain(evaluation: Evaluation) -> dict[str, Any]:
+    """As numbers, by source."""
+    return {
         name: {
             "overall": _plain(evaluation.total(with_request=flag)),
             **{source: _plain(part) for source, part in sorted(parts.items())},
@@ -76,7 +100,6 @@ def write_evaluation(directory: Path, evaluation: Evaluation) -> None:
             ("static_vocabulary", False, evaluation.static_only),
         )
     }
-    (directory / EVALUATION).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _plain(part: Acceptance) -> dict[str, Any]:

@@ -20,11 +20,14 @@ from specdec.export.sources import HuggingFaceSource
 from specdec.export.training import answers, result
 from specdec.export.training.checkpoint import Checkpoint
 from specdec.export.training.corpus import Corpus, CorpusWriter
+from specdec.export.training.evaluation import evaluate
 from specdec.export.training.options import Writing
 from specdec.export.training.pipeline import CHECKPOINT, Pipeline
 from specdec.export.training.prompts import Prompts
 from specdec.export.training.schedule import Schedule
+from specdec.export.training.target import Target
 from specdec.export.training.vocabulary import DraftVocabulary
+from support.heads import random_head
 
 PROMPTS = ("the quick brown fox", "def add(a, b):", "talk about the weather", "the lazy dog and")
 WRITING = Writing(rounds=2, temperature=1.0, max_new_tokens=12, batch=3, threads=1)
@@ -225,6 +228,43 @@ def test_the_command_trains_and_goes_on(tiny: Path, prompts_file: Path, tmp_path
     assert made[1]["answer_tokens"] == 2 * made[0]["answer_tokens"]
     kept = [np.load(tmp_path / n / answers.FILE)["number"].size for n in ("on", "both")]
     assert kept[0] == kept[1], "the others' answers are in their own file"
+
+
+def test_what_was_trained_is_evaluated_on_other_prompts(
+    tiny: Path, prompts_file: Path, tmp_path: Path
+) -> None:
+    trained, output, target = tmp_path / "out", tmp_path / "evaluation", tiny / "artifact" / "1"
+    of = ["--model", str(tiny / "model"), "--target", str(target)]
+    options = ["--prompts", str(prompts_file), "--output", str(trained), "--steps", "2"]
+    assert CliRunner().invoke(app, ["train", *of, *options]).exit_code == 0
+    others = tmp_path / "others.jsonl"
+    others.write_text('{"prompt": "assistant", "source": "chat"}\n{"prompt": "a time"}\n')
+    command = ["evaluate", str(trained), *of, "--prompts", str(others), "--output", str(output)]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    assert "chat" in shown.stdout
+    again = CliRunner().invoke(app, [*command, "--json"])
+    assert "write answers" in shown.stderr
+    assert "write answers" not in again.stderr
+    head, vocabulary = result.read_trained(trained)
+    source = HuggingFaceSource(tiny / "model")
+    target_ = Target.read(source.config, source.weights)
+    corpus = Corpus.read(output / "corpus")
+    assert [t.temperature for t in corpus.texts] == [0.0, 0.0]
+    expected = result.plain(evaluate(head, target_, vocabulary, corpus))
+    assert (
+        json.loads(again.stdout) == expected == json.loads((output / "evaluation.json").read_text())
+    )
+    assert expected["with_request_vocabulary"].keys() == {"overall", "chat", "others"}
+    nothing = CliRunner().invoke(app, [command[0], str(tmp_path), *command[2:]])
+    assert nothing.exit_code == 2
+    assert "holds nothing that was trained" in nothing.stderr
+
+
+def test_what_reads_other_layers_is_not_evaluated(pipeline: Pipeline, tiny: Path) -> None:
+    head, _ = random_head(tiny / "model", feature_layers=(3, 4))
+    with pytest.raises(InvalidRequest, match=r"of layers \[3, 4\], .* with --features 2,3,4"):
+        pipeline.evaluation(head, DraftVocabulary([3], vocab_size=320))
 
 
 def test_bad_prompts_name_their_line(tmp_path: Path, source: HuggingFaceSource) -> None:
