@@ -1,73 +1,83 @@
-"""The container's health check: asks for one token, whatever Triton says of itself.
+"""The container's health check: Triton's word, and whether its models' processes are there.
 
-    health.py [--url http://127.0.0.1:8000] [--end PID]
+    health.py [--url http://127.0.0.1:8000] [--server PID]
 
-Triton never restarts the process of a Python-based model and goes on calling itself ready: every
-request is then an error. Docker restarts what has ended and not what is unhealthy. So `--end` ends
-the server when a process of its models is dead (process 1 of a container), and only then: a server
-that refuses because it is full is alive, and one that is slow may be loading or busy.
+Triton never restarts the process of a Python-based model and goes on calling itself ready, while
+every request is an error. Docker restarts what has ended and not what is unhealthy. So a server
+that calls a model ready which no process of it runs is ended here. No request is made: that would
+take a slot and a row of the prefix cache from users, and a busy server would look ill.
 
-Exit code 0: it answers, or says that it is full.
+Exit code 0: it is ready, and so are its models.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
-import urllib.error
 import urllib.request
+from pathlib import Path
+from typing import Any
 
-_REQUEST = {"text_input": "a", "max_tokens": 1, "num_draft_tokens": 0}
-_DEAD = "is not healthy"  # Triton's words: Stub process 'speculative_0_0' is not healthy.
-_FULL = (429, 503)  # what Triton makes of UNAVAILABLE
-SECONDS = 20.0
-
-
-class Unhealthy(Exception):
-    """It gave no token. `is_dead`: and never will."""
-
-    def __init__(self, reason: str, *, is_dead: bool = False) -> None:
-        super().__init__(reason)
-        self.is_dead = is_dead
+_SECONDS = 5.0  # of one question; three are asked of a server with one model
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_WITHOUT_PROCESS = "ensemble"  # platform of a model that only names others
 
 
-def ask(url: str, *, seconds: float = SECONDS) -> None:
-    """Raises `Unhealthy`."""
-    request = urllib.request.Request(
-        f"{url}/v2/models/speculative/generate", data=json.dumps(_REQUEST).encode()
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as response:
-            response.read()
-    except urllib.error.HTTPError as error:
-        reason = error.read().decode(errors="replace")
-        if error.code not in _FULL:
-            raise Unhealthy(reason, is_dead=_DEAD in reason) from None
-    except OSError as error:  # nobody listens, or nothing came in time
-        raise Unhealthy(str(error)) from None
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """JSON, or None for an empty answer. Raises `OSError`: none, or a refusal."""
+    data = None if body is None else json.dumps(body).encode()
+    with _NO_PROXY.open(urllib.request.Request(url + path, data), timeout=_SECONDS) as response:
+        answer = response.read()
+    return json.loads(answer) if answer else None
+
+
+def models(url: str) -> list[str]:
+    """Ready ones that have a process each. Raises `OSError`: the server is not ready."""
+    ask(url, "/v2/health/ready")
+    names = [m["name"] for m in ask(url, "/v2/repository/index", {"ready": True})]
+    return [
+        name
+        for name in names
+        if ask(url, f"/v2/models/{name}/config").get("platform") != _WITHOUT_PROCESS
+    ]
+
+
+def running(server: int) -> set[str]:
+    """Words of the command lines of the server's children; an ended one has none."""
+    words: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # "pid (any name) state parent ...": the name may hold blanks and brackets
+            if int(path.read_text().rpartition(")")[2].split()[1]) == server:
+                words.update((path.parent / "cmdline").read_text(errors="replace").split("\0"))
+    return words
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """`arguments`: default: the command line's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--end", type=int, metavar="PID", help="the server to end if it is dead")
+    parser.add_argument("--server", type=int, metavar="PID", default=1, help="tritonserver's")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
-        ask(options.url)
-    except Unhealthy as error:
+        wanted = models(options.url)
+    except OSError as error:  # nobody listens, nothing came in time, or it is not ready
         print(error, file=sys.stderr)
-        if error.is_dead and options.end is not None:
-            os.kill(options.end, signal.SIGTERM)
         return 1
-    return 0
+    found = running(options.server)
+    dead = [name for name in wanted if f"{name}_0_0" not in found]  # Triton's name of an instance
+    if dead:
+        print(f"no process runs {', '.join(dead)}: ending the server", file=sys.stderr)
+        os.kill(options.server, signal.SIGTERM)
+    return 1 if dead else 0
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_running_requests_may_finish_before_docker_kills(services, name):
     timeout = int(flags(services[name])["--exit-timeout-secs"])
     assert seconds(services[name]["stop_grace_period"]) >= timeout + 10
     check = services[name]["healthcheck"]
-    assert docker_script("health").SECONDS < seconds(check["timeout"]) < seconds(check["interval"])
+    assert seconds(check["timeout"]) < seconds(check["interval"])
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -146,9 +146,9 @@ def test_paths_are_those_of_the_image(services, name):
     assert copies[f"{backends}/specdec/model.py"] == ["backend/model.py"]
     script = services[name.replace("server", "export")]["command"][1]
     assert copies[script] == ["docker/export.py"]
-    how, python, health, *options = services[name]["healthcheck"]["test"]
+    how, python, health = services[name]["healthcheck"]["test"]
     assert (how, python, copies[health]) == ("CMD", "python3", ["docker/health.py"])
-    assert docker_script("health").parse(options).end == 1  # the command is process 1
+    assert docker_script("health").parse([]).server == 1  # the command is process 1
     assert copies["/opt/specdec/model_repository"] == ["model_repository"]
     repository = Path(flags(services[name])["--model-repository"])
     assert repository == docker_script("export").VOLUME / "repository"

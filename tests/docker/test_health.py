@@ -1,4 +1,4 @@
-"""docker/health.py: who is alive, who is only slow or full, and who is ended."""
+"""docker/health.py: which server is healthy, which is only not ready, and which is ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -15,25 +14,42 @@ from types import SimpleNamespace
 import pytest
 
 from support.docker_script import module
+from support.processes import wait_until
 
 health = module("health")
 
-DEAD = "Stub process 'speculative_0_0' is not healthy."
+# A server's process: its children have Triton's names of instances among their words.
+SERVER = """
+import subprocess, sys, time
+for name in sys.argv[1:]:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", name])
+time.sleep(60)
+"""
+PLATFORMS = {"speculative": "", "target": "", "ensemble": "ensemble"}
 
 
 @pytest.fixture
-def server() -> Iterator[SimpleNamespace]:
-    """Answers every request as `status` and `text` say, after `seconds`, and notes it."""
-    told = SimpleNamespace(status=200, text="{}", asked=[], seconds=0.0)
+def triton() -> Iterator[SimpleNamespace]:
+    """Says it is ready (or `status`), after `seconds`, and names its models."""
+    told = SimpleNamespace(status=200, seconds=0.0, asked=[])
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.asked.append((self.path, json.loads(body)))
+        def do_GET(self) -> None:
+            told.asked.append(self.path)
             time.sleep(told.seconds)
-            self.send_response(told.status)
+            is_config = self.path.endswith("/config")
+            answer = {"platform": PLATFORMS[self.path.split("/")[3]]} if is_config else None
+            self.answer(told.status, answer)
+
+        def do_POST(self) -> None:
+            told.asked.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(200, [{"name": name, "state": "READY"} for name in PLATFORMS])
+
+        def answer(self, status: int, body: object) -> None:
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(told.text.encode())
+            self.wfile.write(b"" if body is None else json.dumps(body).encode())
 
         def log_message(self, *_: object) -> None: ...
 
@@ -47,43 +63,55 @@ def server() -> Iterator[SimpleNamespace]:
     listening.server_close()
 
 
+def start(*models: str) -> subprocess.Popen:
+    names = [f"{model}_0_0" for model in models]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, *names], start_new_session=True)
+    wait_until(lambda: set(names) <= health.running(process.pid))
+    return process
+
+
 @pytest.fixture
-def other() -> Iterator[subprocess.Popen]:
-    """A process that can be ended in the server's place."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+def server() -> Iterator[subprocess.Popen]:
+    with start("speculative", "target") as process:
         yield process
         process.kill()
 
 
-@pytest.mark.parametrize(
-    ("answer", "is_healthy", "is_ended"),
-    [
-        ((200, "{}"), True, False),
-        ((503, "64 requests are waiting: allowed are 64"), True, False),
-        ((400, DEAD), False, True),
-        ((500, f"the target failed: {DEAD}"), False, True),
-        ((400, "Request for unknown model: 'speculative' is not found"), False, False),
-        ((500, "the target failed: out of memory"), False, False),
-    ],
-    ids=["alive", "full", "dead", "target dead", "still loading", "failing"],
-)
-def test_only_what_is_dead_is_ended(server, other, answer, is_healthy, is_ended):
-    server.status, server.text = answer
-    found = health.main(["--url", server.url, "--end", str(other.pid)])
-    assert (found == 0) == is_healthy
-    if is_ended:
-        assert other.wait(timeout=10) != 0
-    else:
-        assert other.poll() is None
-    assert health.main(["--url", server.url]) == found  # nobody to end: it only tells
-    ((path, request), _) = server.asked
-    assert path == "/v2/models/speculative/generate"
-    assert (request["max_tokens"], request["num_draft_tokens"]) == (1, 0)
+def check(triton: SimpleNamespace, process: subprocess.Popen) -> int:
+    return health.main(["--url", triton.url, "--server", str(process.pid)])
 
 
-def test_what_does_not_answer_is_unhealthy_and_goes_on(server, other, monkeypatch):
-    server.seconds = 1.0
-    monkeypatch.setattr(health, "ask", partial(health.ask, seconds=0.1))
-    assert health.main(["--url", server.url, "--end", str(other.pid)]) == 1
-    assert health.main(["--url", "http://127.0.0.1:9", "--end", str(other.pid)]) == 1
-    assert other.poll() is None
+def test_a_server_with_all_its_processes_is_healthy(triton, server):
+    assert check(triton, server) == 0
+    assert server.poll() is None
+    assert not [path for path in triton.asked if "generate" in path]
+
+
+@pytest.mark.parametrize("left", [("target",), ("speculative",), ()])
+def test_a_server_that_has_lost_a_process_is_ended(triton, capsys, left):
+    with start(*left) as process:
+        assert check(triton, process) == 1
+        assert process.wait(timeout=10) != 0
+    lost = [name for name in ("speculative", "target") if name not in left]
+    assert f"no process runs {', '.join(lost)}: ending" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("why", ["loading", "slow", "not there"])
+def test_what_is_not_ready_is_unhealthy_and_goes_on(triton, monkeypatch, why):
+    """Without any process of a model too: they are still being started."""
+    with start() as process:
+        if why == "loading":
+            triton.status = 400
+        elif why == "slow":
+            triton.seconds = 0.5
+            monkeypatch.setattr(health, "_SECONDS", 0.05)
+        else:
+            triton.url = "http://127.0.0.1:9"
+        assert check(triton, process) == 1
+        assert process.poll() is None
+        process.kill()
+
+
+def test_a_proxy_is_not_asked(triton, server, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert check(triton, server) == 0

@@ -181,9 +181,9 @@ def served(root: Path, python: Path, volume: Path) -> Iterator[tuple[Ports, subp
 
 def healthy(root: Path, ports: Ports, process: subprocess.Popen) -> bool:
     """The service's own health check."""
-    how, _, script, option, first = compose()["services"]["server-cpu"]["healthcheck"]["test"]
-    assert (how, option, first) == ("CMD", "--end", "1")
-    command = [sys.executable, str(root / script.lstrip("/")), option, str(process.pid)]
+    how, _, script = compose()["services"]["server-cpu"]["healthcheck"]["test"]
+    assert how == "CMD"
+    command = [sys.executable, str(root / script.lstrip("/")), "--server", str(process.pid)]
     command += ["--url", f"http://127.0.0.1:{ports.http}"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -212,13 +212,14 @@ def test_the_laid_out_image_serves(root, served):
 
 
 @pytest.mark.server
-def test_a_server_whose_model_process_has_died_is_ended_for_docker_to_restart(root, served):
+@pytest.mark.parametrize("model", ["speculative", "target"])
+def test_a_server_whose_model_process_has_died_is_ended_for_docker_to_restart(root, served, model):
     _, process = served
     deadline = time.monotonic() + 120
     while not healthy(root, *served):
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    os.kill(stub_of("speculative", process.pid), signal.SIGKILL)
+    os.kill(stub_of(model, process.pid), signal.SIGKILL)
     assert not healthy(root, *served)
     process.wait(timeout=60)
 
