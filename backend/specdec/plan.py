@@ -19,7 +19,7 @@ from typing import Any
 from specdec.artifact import Artifact
 from specdec.errors import InvalidArtifact
 
-FORMAT = 2
+FORMAT = 3  # raise it when plans of before are not to be loaded
 FILE = "plan.json"
 PLAN = "model.plan"
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -83,6 +84,8 @@ class FakeTensorRT(ModuleType):
         self.calls: list[tuple[Any, ...]] = []
         self.recording: list[Callable[[], None]] | None = None  # of a CUDA graph
         self.scratch_bytes = 4096  # that a context needs
+        self.contexts: WeakSet[_Context] = WeakSet()
+        self.max_contexts = 100
         self.fail_with: str | None = None  # what the next pass reports
 
     def Runtime(self, logger: Any) -> Any:  # noqa: N802
@@ -140,12 +143,17 @@ class _Engine:
     def create_runtime_config(self) -> Any:
         return type("RuntimeConfig", (), {})()
 
-    def create_execution_context(self, how: Any = None) -> _Context:
+    def create_execution_context(self, how: Any = None) -> _Context | None:
         """`how`: an allocation strategy, or a runtime config."""
         how = getattr(how, "cuda_graph_strategy", how)
         self.trt.calls.append(("create_execution_context", how))
+        if len(self.trt.contexts) >= self.trt.max_contexts:
+            self.logger.log("error", "out of memory")
+            return None
         strategies = self.trt.ExecutionContextAllocationStrategy
-        return _Context(self, brings_memory=how != strategies.USER_MANAGED)
+        context = _Context(self, brings_memory=how != strategies.USER_MANAGED)
+        self.trt.contexts.add(context)
+        return context
 
 
 class _Context:

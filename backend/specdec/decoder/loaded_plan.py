@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,25 +42,26 @@ def load_plan(trt: Any, cuda: Any, *, plan: Plan, artifact: Artifact, path: Path
     if engine is None:
         raise InvalidArtifact(f"{path} cannot be loaded: {'; '.join(errors) or 'no reason given'}")
     _check(engine, artifact, plan, path)
-    return LoadedPlan(runtime, engine, _contexts(trt, engine, cuda), errors)
+    return LoadedPlan(runtime, engine, _contexts(trt, engine, cuda, errors), errors)
 
 
-def _contexts(trt: Any, engine: Any, cuda: Any) -> Callable[[], Any]:
+def _contexts(trt: Any, engine: Any, cuda: Any, errors: list[str]) -> Callable[[], Any]:
     """Makes execution contexts. TensorRT-RTX, told to record CUDA graphs itself, needs but one."""
     if hasattr(trt, "CudaGraphStrategy"):
-        config = engine.create_runtime_config()
-        config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        return partial(engine.create_execution_context, config)
-    size = engine.device_memory_size_v2
-    scratch = cuda.torch.zeros(max(size, 1), dtype=cuda.torch.uint8, device=cuda.name)
+        how = engine.create_runtime_config()
+        how.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        size, scratch = 0, None
+    else:
+        how = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        size = engine.device_memory_size_v2
+        scratch = cuda.torch.zeros(max(size, 1), dtype=cuda.torch.uint8, device=cuda.name)
 
     def new() -> Any:
-        context = engine.create_execution_context(
-            trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
+        context = engine.create_execution_context(how)
         if context is None:
-            raise RuntimeError("TensorRT makes no execution context")
-        context.set_device_memory(scratch.data_ptr(), size)
+            raise RuntimeError("; ".join(errors[-1:]) or "TensorRT makes no execution context")
+        if scratch is not None:
+            context.set_device_memory(scratch.data_ptr(), size)
         return context
 
     return new
@@ -87,7 +87,7 @@ def _check(engine: Any, artifact: Artifact, plan: Plan, path: Path) -> None:
     with another model's weights."""
     if engine.name != plan.weights_sha256:
         raise InvalidArtifact(
-            f"{path} was compiled from weights {engine.name[:12] or 'of no name'}, {FILE} says "
+            f"{path} calls itself {engine.name[:12]!r}, {FILE} says it is of weights "
             f"{plan.weights_sha256[:12]}: export again"
         )
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 
@@ -172,7 +173,7 @@ def test_a_plan_without_scratch_memory_runs(machine, plan_dir):
 
 def test_the_oldest_recording_goes(parts, monkeypatch):
     monkeypatch.setattr(tensorrt, "_MAX_GRAPHS", 2)
-    runtime, _, cuda = parts
+    runtime, trt, cuda = parts
     for size in (2, 3, 4):
         for _ in range(2):
             run(runtime, Share(0, 0, TEXT[:size], 1))
@@ -180,6 +181,39 @@ def test_the_oldest_recording_goes(parts, monkeypatch):
     assert cuda.num_replays == 0
     run(runtime, Share(0, 0, TEXT[:4], 1))
     assert cuda.num_replays == 1
+    gc.collect()
+    assert len(trt.contexts) == 1 + 2  # its own context is gone too
+
+
+def test_passes_that_come_once_push_out_no_recording(parts, monkeypatch):
+    monkeypatch.setattr(tensorrt, "_MAX_GRAPHS", 1)
+    runtime, _, cuda = parts
+    for _ in range(2):
+        run(runtime, Share(0, 0, TEXT, 1))
+    for size in range(2, 6):
+        run(runtime, Share(1, 0, TEXT[:size], 1))
+    run(runtime, Share(0, 0, TEXT, 1))
+    assert cuda.num_replays == 1
+
+
+def test_where_no_more_contexts_fit_passes_go_on_unrecorded(machine, plan_dir, caplog):
+    trt, cuda = machine()
+    runtime = load(plan_dir)
+    trt.max_contexts = 2
+    sizes = (2, 3) * 4
+    found = [run(runtime, Share(0, 0, TEXT[:size], size)) for size in sizes]
+    assert cuda.num_replays == 2, "what was recorded before goes on"
+    assert all(np.array_equal(found[i], found[i % 2]) for i in range(len(sizes)))
+    assert [r.message for r in caplog.records if "CUDA graphs" in r.message] == [
+        "no more CUDA graphs, this plan cannot be recorded: out of memory"
+    ]
+
+
+def test_a_card_too_small_for_one_context(machine, plan_dir):
+    trt, _ = machine()
+    trt.max_contexts = 0
+    with pytest.raises(InvalidArtifact, match="does not fit the card: out of memory"):
+        load(plan_dir)
 
 
 def test_long_passes_are_not_recorded(parts):
@@ -195,8 +229,8 @@ def test_what_cannot_be_recorded_runs_unrecorded(machine, plan_dir, caplog):
     results = [run(runtime, Share(0, 0, TEXT, 6)) for _ in range(4)]
     assert all(np.array_equal(results[0], r) for r in results)
     assert [c[0] for c in trt.calls].count("execute") == 4
-    assert [r.message for r in caplog.records if "CUDA graphs are off" in r.message] == [
-        "CUDA graphs are off, this plan cannot be recorded: operation not permitted when stream "
+    assert [r.message for r in caplog.records if "CUDA graphs" in r.message] == [
+        "no more CUDA graphs, this plan cannot be recorded: operation not permitted when stream "
         "is capturing"
     ]
 
@@ -412,7 +446,7 @@ def test_a_plan_of_the_same_size_from_other_weights(machine, damaged):
     other = json.loads((damaged / PLAN).read_text())
     other["name"] = "f" * 64
     (damaged / PLAN).write_text(json.dumps(other))
-    with pytest.raises(InvalidArtifact, match=r"compiled from weights f{12}, plan\.json says"):
+    with pytest.raises(InvalidArtifact, match=r"calls itself 'f{12}', plan\.json says"):
         load(damaged)
 
 

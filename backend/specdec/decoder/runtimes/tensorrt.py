@@ -14,6 +14,7 @@ for dynamic shapes, "CUDA Graphs"); as they never run at once, all share one scr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from specdec.errors import DecoderFailed, InvalidArtifact
 from specdec.plan import PLAN, Plan, import_tensorrt
 
 _FIRST_LENGTH = 256  # cache positions in use before anything needs more
-_MAX_GRAPHS = 32  # remembered passes; the one not used longest goes, and its context
+_MAX_GRAPHS = 32  # that are kept; the one not used longest goes, and its context
+_MAX_SEEN = 1024  # passes that were not recorded yet, of which one is known that it came before
 _GRAPH_PLACES = 32  # passes of more places compute for long: a replay would save nothing
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,8 @@ class TensorRTRuntime:
         )
         self._context = loaded.new_context()  # of passes that are not recorded
         self._captures = cuda.captures and plan.runtime == "tensorrt"  # RTX captures by itself
-        self._replays: OrderedDict[_Pass, Callable[[], None] | None] = OrderedDict()
+        self._replays: OrderedDict[_Pass, Callable[[], None]] = OrderedDict()
+        self._seen: OrderedDict[_Pass, None] = OrderedDict()
 
     def forward(self, batch: Batch) -> DeviceLogits:
         """See `Runtime`. Raises `DecoderFailed` with TensorRT's or CUDA's reason."""
@@ -114,6 +117,8 @@ class TensorRTRuntime:
                 self._run(key, {name: array.shape for name, array in arrays.items()})
             self._cuda.synchronize()
         except RuntimeError as error:  # what torch raises for every fault of CUDA
+            with contextlib.suppress(RuntimeError):  # what is queued still uses its context
+                self._cuda.synchronize()
             self._replays.clear()
             raise DecoderFailed(f"the forward pass failed: {error}") from error
         return DeviceLogits(self._cuda, self._logits[: len(batch.output_rows)])
@@ -132,26 +137,41 @@ class TensorRTRuntime:
             self._replays.move_to_end(key)
             replay()
             return
-        recorded = self._captures and key.places <= _GRAPH_PLACES
-        comes_again = recorded and key in self._replays
-        context = self._loaded.new_context() if comes_again else self._context
+        context = self._context_of(key)
         self._bind(context, key, shapes)
         self._enqueue(context)  # a context cannot be recorded before it has run
-        if recorded:
-            self._replays[key] = self._capture(context) if comes_again else None
-            self._replays.move_to_end(key)
-            if len(self._replays) > _MAX_GRAPHS:
-                self._replays.popitem(last=False)
+        if context is not self._context:
+            self._record(key, context)
 
-    def _capture(self, context: Any) -> Callable[[], None] | None:
-        """What it returns keeps the context."""
+    def _context_of(self, key: _Pass) -> Any:
+        """One of its own for a pass that is to be recorded: one that comes again."""
+        if not self._captures or key.places > _GRAPH_PLACES:
+            return self._context
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _MAX_SEEN:
+                self._seen.popitem(last=False)
+            return self._context
         try:
-            replay: Callable[[], None] = self._cuda.capture(partial(self._enqueue, context))
+            return self._loaded.new_context()
         except RuntimeError as error:
-            log.warning("CUDA graphs are off, this plan cannot be recorded: %s", error)
-            self._captures = False
-            return None
-        return partial(_replay, replay, context)
+            self._capture_no_more(error)
+            return self._context
+
+    def _record(self, key: _Pass, context: Any) -> None:
+        try:
+            replay = self._cuda.capture(partial(self._enqueue, context))
+        except RuntimeError as error:
+            self._capture_no_more(error)
+            return
+        self._replays[key] = partial(_replay, replay, context)
+        del self._seen[key]
+        if len(self._replays) > _MAX_GRAPHS:
+            self._replays.popitem(last=False)
+
+    def _capture_no_more(self, error: RuntimeError) -> None:
+        log.warning("no more CUDA graphs, this plan cannot be recorded: %s", error)
+        self._captures = False
 
     def _bind(self, context: Any, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
         for name, shape in shapes.items():
