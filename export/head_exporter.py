@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from specdec.artifact import HEAD, STATIC_IDS, Artifact, why_unfit
+from specdec.artifact import HEAD, STATIC_IDS, Artifact
 from specdec.errors import InvalidArtifact, UnsupportedModel
 from specdec.export import head_graph
 from specdec.export.exporter import Exported
@@ -45,9 +45,9 @@ class _Head:
     def version(self) -> int:
         return head_graph.VERSION
 
-    def is_current(self, found: Artifact, target: Artifact) -> bool:
-        """The same weights may have another name now, or give out other layers."""
-        return not why_unfit(found, target)
+    def feature_layers(self, target: Artifact) -> tuple[int, ...]:
+        """What it was trained on is what the target gives out."""
+        return target.feature_layers
 
     def describe(self, trained: TrainedHead, target: Artifact) -> Artifact:
         """It shares the target's tokens, positions and ends."""

@@ -1,11 +1,11 @@
-"""What a head is made from: a trained head's folder, and the tables of its exported target.
+"""What a head or draft is made from: its trained folder, and the tables of its exported target.
 
     TRAINED/model.safetensors   the trained tensors, named as export/training/head.py names them,
                                 and `d2t` [V'] (target id minus draft id, as EAGLE-3 stores it)
     TRAINED/config.json         its sizes and the layers it reads
 
-The embedding, the LM head's rows and the rotary angles are the target's own and in no file of the
-head: they are read from the target's graph, where they are whole at every precision.
+The embedding, the LM head's rows and the rotary angles are the target's own and in no file of what
+was trained: they are read from the target's graph, where they are whole at every precision.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOT_OF_THE_BLOCKS = (_D2T, "t2d")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedHead:
-    """Sizes and tensors of one head. V' static ids."""
+    """Sizes and tensors of one head or draft. V' static ids."""
 
     shape: BlockShape
     feature_layers: tuple[int, ...]
@@ -62,20 +62,20 @@ class TrainedHead:
             config, shape = found["config"], BlockShape(**found["shape"])
             tensors = load_file(directory / WEIGHTS)
             ids = tensors[_D2T].numpy() + np.arange(len(tensors[_D2T]))
+            return cls(
+                shape=shape,
+                feature_layers=tuple(config["feature_layers"]),
+                reads_token=config["reads_token"],
+                num_blocks=config["num_blocks"],
+                static_ids=ids.astype(np.int64),
+                weights={k: v for k, v in tensors.items() if k not in _NOT_OF_THE_BLOCKS},
+            )
         except (KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise InvalidArtifact(f"{directory} is not a trained head: {error}") from None
-        return cls(
-            shape=shape,
-            feature_layers=tuple(config["feature_layers"]),
-            reads_token=config["reads_token"],
-            num_blocks=config["num_blocks"],
-            static_ids=ids.astype(np.int64),
-            weights={k: v for k, v in tensors.items() if k not in _NOT_OF_THE_BLOCKS},
-        )
+            raise InvalidArtifact(f"{directory} holds nothing trained: {error}") from None
 
 
 def identity(directory: Path) -> str:
-    """Hash of a trained head's two files. Needs no torch, whose import takes seconds.
+    """Hash of a trained folder's two files. Needs no torch, whose import takes seconds.
 
     Raises `InvalidArtifact`: there is none.
     """
@@ -96,12 +96,12 @@ def is_trained(directory: Path) -> bool:
 def _check_whole(directory: Path) -> None:
     for name in (WEIGHTS, CONFIG):
         if not (directory / name).is_file():
-            raise InvalidArtifact(f"{directory} holds no trained head: {name} is missing")
+            raise InvalidArtifact(f"{directory} holds nothing trained: {name} is missing")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetTables:
-    """What a head takes from its target. V ids, H hidden size, D head size, P positions."""
+    """What both take from their target. V ids, H hidden size, D head size, P positions."""
 
     embedding: Array  # float32 [V, H]
     head: Array  # float32 [V, H], the same object where the target ties the two

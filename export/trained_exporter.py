@@ -33,8 +33,8 @@ class Role(Protocol):
 
     version: int  # of its graph: raise it when the same weights would give another one
 
-    def is_current(self, found: Artifact, target: Artifact) -> bool:
-        """Whether what was made of the same weights is still described as it should be."""
+    def feature_layers(self, target: Artifact) -> tuple[int, ...]:
+        """Of its artifact."""
         ...
 
     def describe(self, trained: TrainedHead, target: Artifact) -> Artifact:
@@ -87,7 +87,8 @@ def export_trained(
         "specdec.exporter": f"{graph.VERSION}.{role.version}",  # either may change
     }
     found = None if force else up_to_date(directory, provenance)
-    if found is not None and role.is_current(found, of_target):
+    layers = role.feature_layers(of_target)
+    if found is not None and found == _described(found, of_target, layers):
         write_config(output)
         return Exported(found, directory, True, None)
     head = TrainedHead.read(trained)
@@ -114,6 +115,22 @@ def export_trained(
         publish(partial, directory)
     write_config(output)
     return Exported(made, directory, False, None)
+
+
+def _described(found: Artifact, target: Artifact, feature_layers: tuple[int, ...]) -> Artifact:
+    """`found` with all that it shares with the target: the same weights may have another name now,
+    other tokens, or give out other layers."""
+    name = found.source.removesuffix(head_source("", target))
+    return replace(
+        found,
+        feature_layers=feature_layers,
+        vocab_size=target.vocab_size,
+        num_tokens=target.num_tokens,
+        max_position_embeddings=target.max_position_embeddings,
+        end_ids=target.end_ids,
+        vocabulary_sha256=target.vocabulary_sha256,
+        source=head_source(name, target),
+    )
 
 
 def _check_fit(head: TrainedHead, tables: TargetTables) -> None:

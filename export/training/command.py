@@ -153,7 +153,7 @@ def train(
         typer.echo("interrupted: run the same command to go on", err=True)
         raise typer.Exit(130) from None
     title = "acceptance by position, held-out prompts, greedy"
-    print_table(evaluation, title, with_request=kind is Kind.eagle)
+    print_table(evaluation, title, with_request=kind is not Kind.draft)
     typer.echo(f"trained: {output}")
     if not (output / PLOT).is_file():
         typer.echo("no plot: pip install 'specdec[plot]' and run the same command", err=True)

@@ -54,14 +54,18 @@ def evaluate(
     )
     try:
         from specdec.export.training import result
-        from specdec.export.training.pipeline import Pipeline
+        from specdec.export.training.pipeline import Pipeline, name_of
         from specdec.export.training.prompts import Prompts
 
+        output.mkdir(parents=True, exist_ok=True)
         with bars() as progress:
             head, vocabulary = result.read_trained(trained)
             source = prepared(model, progress)
             read = Prompts.read(prompts, source.tokenizer, max_tokens=max_prompt_tokens)
-            pipeline = Pipeline(source, target, read, output)
+            # Answers belong to what they answer: others lie in another folder.
+            folder = output / name_of(target, read, max_new_tokens)
+            pipeline = Pipeline(source, target, read, folder)
+            pipeline.refuse_misfit(head, vocabulary)
             if left := pipeline.jobs_left(writing):
                 with counted(progress, "write answers", len(left)) as count:
                     pipeline.write(left, writing, count)
@@ -78,4 +82,6 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(result.plain(found)))
     else:
-        print_table(found, "acceptance by position, greedy", with_request=head.config.reads_token)
+        print_table(
+            found, "acceptance by position, greedy", with_request=not head.config.is_standalone
+        )

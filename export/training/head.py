@@ -39,6 +39,11 @@ class HeadConfig:
             raise ValueError(f"a draft without fusion reads one layer, not {self.feature_layers}")
 
     @property
+    def is_standalone(self) -> bool:
+        """Whether nothing of the target is read but its embedding: served with static ids alone."""
+        return not self.reads_token and self.feature_layers == (0,)
+
+    @property
     def ahead(self) -> int:
         """How far the newest token the head reads is beyond its features."""
         return 1 if self.reads_token else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -128,21 +129,25 @@ class Pipeline:
             ),
         )
 
-    def evaluation(self, head: Head, vocabulary: DraftVocabulary) -> Evaluation:
-        """Of what was trained elsewhere, on all that is written here.
-
-        Raises `InvalidRequest`: the target gives out no features that it reads.
-        """
-        missing = set(head.config.feature_layers) - set(self._artifact.feature_layers)
-        if missing or head.shape.hidden_size != self._artifact.hidden_size:
-            last = self._artifact.num_layers
-            wanted = sorted({*head.config.feature_layers, last})
+    def refuse_misfit(self, head: Head, vocabulary: DraftVocabulary) -> None:
+        """Raises `InvalidRequest`: what was trained elsewhere does not fit this target."""
+        mine, theirs = self._artifact, head.shape.hidden_size
+        sizes = (mine.hidden_size, mine.vocab_size)
+        if sizes != (theirs, vocabulary.vocab_size):
             raise InvalidRequest(
-                f"it reads {head.shape.hidden_size} numbers of layers "
-                f"{list(head.config.feature_layers)}, the target in {self._target_dir} gives out "
-                f"{self._artifact.hidden_size} of {list(self._artifact.feature_layers)}: export it "
-                f"with --features {','.join(map(str, wanted))}"
+                f"it was trained for a hidden size of {theirs} and {vocabulary.vocab_size} ids, "
+                f"the target in {self._target_dir} has {sizes[0]} and {sizes[1]}"
             )
+        if not set(head.config.feature_layers) <= set(mine.feature_layers):
+            wanted = sorted({*head.config.feature_layers, mine.num_layers})
+            raise InvalidRequest(
+                f"it reads layers {list(head.config.feature_layers)}, the target in "
+                f"{self._target_dir} gives out {list(mine.feature_layers)}: export it with "
+                f"--features {','.join(map(str, wanted))}"
+            )
+
+    def evaluation(self, head: Head, vocabulary: DraftVocabulary) -> Evaluation:
+        """Of what was trained elsewhere, on all that is written here; see `refuse_misfit`."""
         target = Target.read(self._source.config, self._source.weights)
         return evaluate(head, target, vocabulary, self._corpus())
 
@@ -202,6 +207,13 @@ class Pipeline:
 
     def _written(self) -> Iterable[Answer]:
         return self._corpus().texts if (self._output / CORPUS).is_dir() else ()
+
+
+def name_of(target_dir: Path, prompts: Prompts, max_new_tokens: int) -> str:
+    """A folder's name by what a target's greedy answers to these prompts depend on."""
+    artifact = Artifact.read(target_dir)
+    of = (artifact.weights_sha256, artifact.feature_layers, prompts.sha256, max_new_tokens)
+    return hashlib.sha256(repr(of).encode()).hexdigest()[:16]
 
 
 @contextmanager

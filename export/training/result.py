@@ -1,4 +1,4 @@
-"""What a training leaves: a folder that `specdec export head` turns into a graph.
+"""What a training leaves: a folder that `specdec export head` or `draft` turns into a graph.
 
     model.safetensors   the head's tensors in float16, and d2t and t2d as EAGLE-3 stores them:
                         names are those of vllm-project/speculators where it has the same tensor
@@ -49,7 +49,7 @@ def write_head(
 
 def read_trained(directory: Path) -> tuple[Head, DraftVocabulary]:
     """A trained head as it was left. Raises `InvalidArtifact`: there is none."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     try:
         found = json.loads((directory / CONFIG).read_bytes())
@@ -59,8 +59,8 @@ def read_trained(directory: Path) -> tuple[Head, DraftVocabulary]:
         with safe_open(directory / WEIGHTS, "pt") as file:
             maps = (file.get_tensor(name).numpy() for name in ("d2t", "t2d"))
             vocabulary = DraftVocabulary.of_maps(*maps)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InvalidArtifact(f"{directory} holds nothing that was trained: {error}") from None
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise InvalidArtifact(f"{directory} holds nothing trained: {error}") from None
     read_head(directory, head)
     return head, vocabulary
 

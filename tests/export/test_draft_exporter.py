@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +81,12 @@ def test_it_is_kept_until_something_changes(parts, tmp_path, progress, monkeypat
     assert run(parts, tmp_path, progress).reused
     assert not run(parts, tmp_path, progress, force=True).reused
     assert not run(parts, tmp_path, progress, Precision.int8).reused
+    changed = shutil.copytree(parts.target, tmp_path / "target")
+    description = json.loads((changed / "specdec.json").read_text())
+    for name, value in (("source", "/moved"), ("end_ids", [1]), ("vocabulary_sha256", "x")):
+        (changed / "specdec.json").write_text(json.dumps({**description, name: value}))
+        again = run(parts._replace(target=changed), tmp_path, progress, Precision.int8)
+        assert not again.reused, name
     other = export_tiny(tmp_path / "other", seed=5)
     assert not run(parts._replace(target=other), tmp_path, progress).reused
     assert not run(parts, tmp_path, progress).reused

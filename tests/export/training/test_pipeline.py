@@ -249,22 +249,31 @@ def test_what_was_trained_is_evaluated_on_other_prompts(
     head, vocabulary = result.read_trained(trained)
     source = HuggingFaceSource(tiny / "model")
     target_ = Target.read(source.config, source.weights)
-    corpus = Corpus.read(output / "corpus")
+    (answered,) = output.glob("*/corpus")
+    corpus = Corpus.read(answered)
     assert [t.temperature for t in corpus.texts] == [0.0, 0.0]
     expected = result.plain(evaluate(head, target_, vocabulary, corpus))
     assert (
         json.loads(again.stdout) == expected == json.loads((output / "evaluation.json").read_text())
     )
     assert expected["with_request_vocabulary"].keys() == {"overall", "chat", "others"}
+    others.write_text('{"prompt": "quite another", "source": "new"}\n')
+    changed = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(changed.stdout)["static_vocabulary"].keys() == {"overall", "new"}
+    (trained / result.WEIGHTS).write_bytes(b"cut")
+    cut = CliRunner().invoke(app, command)
+    assert (cut.exit_code, cut.exception.__class__) == (2, SystemExit)
     nothing = CliRunner().invoke(app, [command[0], str(tmp_path), *command[2:]])
     assert nothing.exit_code == 2
-    assert "holds nothing that was trained" in nothing.stderr
+    assert "holds nothing trained" in nothing.stderr
 
 
 def test_what_reads_other_layers_is_not_evaluated(pipeline: Pipeline, tiny: Path) -> None:
     head, _ = random_head(tiny / "model", feature_layers=(3, 4))
-    with pytest.raises(InvalidRequest, match=r"of layers \[3, 4\], .* with --features 2,3,4"):
-        pipeline.evaluation(head, DraftVocabulary([3], vocab_size=320))
+    with pytest.raises(InvalidRequest, match=r"reads layers \[3, 4\], .* with --features 2,3,4"):
+        pipeline.refuse_misfit(head, DraftVocabulary([3], vocab_size=320))
+    with pytest.raises(InvalidRequest, match=r"a hidden size of 64 and 300 ids, .* has 64 and 320"):
+        pipeline.refuse_misfit(head, DraftVocabulary([3], vocab_size=300))
 
 
 def test_bad_prompts_name_their_line(tmp_path: Path, source: HuggingFaceSource) -> None:
