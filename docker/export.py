@@ -59,6 +59,8 @@ def export_command(role: str, environment: Mapping[str, str], volume: Path) -> l
                 command += [option, value]
         if role == "target" and environment.get("DRAFT_MODEL"):
             command += ["--beside", str(volume / "artifacts" / "draft")]
+    elif role == "draft":  # what was trained takes its target's tables
+        command += ["--target", str(volume / "artifacts" / "target")]
     return command
 
 
@@ -115,8 +117,9 @@ def fill(environment: Mapping[str, str], volume: Path = VOLUME, project: Path = 
         CalledProcessError: an export failed; it has said why.
         InvalidConfig, InvalidArtifact: a parameter is wrong.
     """
-    # The draft first: it is compiled soon, and the target is refused if both do not fit the card.
-    for role in ("draft", "target"):
+    # On a card the draft first: it is compiled soon, and the target is refused if both do not fit.
+    is_on_card = (environment.get("RUNTIME") or "onnxruntime") != "onnxruntime"
+    for role in ("draft", "target") if is_on_card else ("target", "draft"):
         if environment.get(f"{role.upper()}_MODEL"):
             _specdec(export_command(role, environment, volume))
     if (head := head_folder(environment, volume)) is not None:

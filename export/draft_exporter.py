@@ -43,6 +43,8 @@ def export_draft(
 class _Draft:
     """See `Role`."""
 
+    has_tokenizer = True  # a server compares it with the target's
+
     @property
     def version(self) -> int:
         return draft_graph.VERSION

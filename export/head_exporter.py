@@ -41,6 +41,8 @@ def export_head(
 class _Head:
     """See `Role`."""
 
+    has_tokenizer = False
+
     @property
     def version(self) -> int:
         return head_graph.VERSION

@@ -225,7 +225,8 @@ class Compiler:
             raise KeyboardInterrupt
         if data is None:
             raise CompileFailed(f"{self.runtime} cannot compile the graph: {shorten(log.errors)}")
-        self._timing.save()
+        if unsaved := self._timing.save():
+            self._announce(unsaved)
         return memoryview(data)
 
     def _profile(self, builder: Any, network: Any) -> Any:

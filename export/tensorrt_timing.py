@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,20 @@ class TimingCache:
             if config.set_timing_cache(self._cache, ignore_mismatch=False):
                 return
 
-    def save(self) -> None:
-        """What is known now, whole or not at all: the next compilation reads it."""
+    def save(self) -> str:
+        """What is known now, whole or not at all: the next compilation reads it.
+
+        Returns why it was not; the plan that took so long is worth more. Empty: nothing is wrong.
+        """
         path = self._path
         if path is None or self._cache is None:
-            return
+            return ""
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-        partial.write_bytes(self._cache.serialize())
-        os.replace(partial, path)
+        try:
+            partial.write_bytes(self._cache.serialize())
+            os.replace(partial, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            return f"--timing-cache {path} cannot be written: {error.strerror}"
+        return ""

@@ -5,6 +5,7 @@ What a head and a draft have in common; `head_exporter` and `draft_exporter` say
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.progress import Progress
 
 from specdec.artifact import Artifact, head_source
 from specdec.errors import UnsupportedModel
-from specdec.export import graph
+from specdec.export import graph, tokenizer
 from specdec.export.exporter import (
     VERSION_DIRECTORY,
     Exported,
@@ -32,6 +33,7 @@ class Role(Protocol):
     """What a trained folder becomes."""
 
     version: int  # of its graph: raise it when the same weights would give another one
+    has_tokenizer: bool  # whether its artifact has the target's tokenizer files too
 
     def feature_layers(self, target: Artifact) -> tuple[int, ...]:
         """Of its artifact."""
@@ -110,6 +112,9 @@ def export_trained(
         task = progress.add_task(f"write {precision.value}", total=None)
         sha256 = role.write_graph(head, tables, partial, precision=precision, metadata=provenance)
         progress.update(task, total=1, completed=1)
+        for name in tokenizer.FILES if role.has_tokenizer else ():
+            if (target / name).is_file():
+                shutil.copyfile(target / name, partial / name)
         made = replace(described, weights_sha256=sha256)
         made.write(partial)
         publish(partial, directory)

@@ -11,6 +11,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
+from specdec.errors import InvalidRequest
 from specdec.export.training.block import Block
 from specdec.export.training.head import Head, HeadConfig
 from specdec.export.training.options import Start
@@ -61,10 +62,18 @@ def even_scale(head: Head, features: Tensor) -> Tensor:
 
 def layers_of(config: HeadConfig, target: Target) -> list[int]:
     """The number of each block's layer: those that follow the features. A head that reads features
-    of all heights (`reads_token`) takes the last ones."""
-    is_head = config.reads_token
-    first = target.num_layers - config.num_blocks if is_head else config.feature_layers[0]
-    return list(range(first, first + config.num_blocks))
+    of all heights (`reads_token`) takes the last ones.
+
+    Raises `InvalidRequest`: the target has not so many.
+    """
+    num_blocks, num_layers = config.num_blocks, target.num_layers
+    first = num_layers - num_blocks if config.reads_token else config.feature_layers[0]
+    if not 0 <= first <= num_layers - num_blocks:
+        raise InvalidRequest(
+            f"--start target: {num_blocks} blocks from layer {first} on, the target has "
+            f"{num_layers} layers: use fewer --blocks, or --start random"
+        )
+    return list(range(first, first + num_blocks))
 
 
 def _copy_layer(block: Block, weights: Weights, number: int) -> None:

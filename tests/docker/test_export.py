@@ -66,6 +66,9 @@ def test_nothing_of_tensorrt_is_said_on_the_processor(tmp_path):
     command = export.export_command("target", environment, tmp_path)
     assert not {"--card", "--max-sequences", "--max-rows", "--timing-cache"} & set(command)
     assert "--beside" not in command
+    draft = export.export_command("draft", environment, tmp_path)
+    values = COMMAND.commands["draft"].make_context("draft", draft[2:]).params
+    assert values["target"] == tmp_path / "artifacts/target"  # whose tables a trained one takes
     rtx = export.export_command("target", {**EVERYTHING, "RUNTIME": "tensorrt-rtx"}, tmp_path)
     assert "--timing-cache" not in rtx  # it measures nothing while it compiles
     empty = {"RUNTIME": "tensorrt", "TARGET_MODEL": "a", "TARGET_PRECISION": "", "MAX_ROWS": ""}

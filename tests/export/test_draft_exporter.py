@@ -54,6 +54,8 @@ def test_an_artifact_is_a_decoders_with_the_targets_tokens(parts, tmp_path, prog
     assert found.vocabulary_sha256 == target.vocabulary_sha256
     assert (found.vocab_size, found.num_tokens) == (target.vocab_size, target.num_tokens)
     assert (found.end_ids, found.source) == (target.end_ids, f"trained for {target.source}")
+    names = {path.name for path in made.directory.iterdir()}
+    assert names == {path.name for path in parts.target.iterdir()}
     assert 'backend: "specdec"' in (tmp_path / "draft/config.pbtxt").read_text()
 
 

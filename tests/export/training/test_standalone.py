@@ -99,6 +99,9 @@ def test_blocks_start_as_the_layers_that_follow_the_features(toy: Any) -> None:
     assert layers(3, (0,), reads_token=False) == [0, 1, 2]
     assert layers(2, (4,), reads_token=False) == [4, 5]
     assert layers(2, (2, 5, 9), reads_token=True) == [7, 8]
+    for num_blocks, feature_layers, reads_token in ((10, (0,), False), (10, (2, 9), True)):
+        with pytest.raises(InvalidRequest, match="the target has 9 layers: use fewer --blocks"):
+            layers(num_blocks, feature_layers, reads_token=reads_token)
 
 
 @pytest.mark.parametrize(
