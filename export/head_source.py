@@ -74,6 +74,11 @@ class TrainedHead:
             raise InvalidArtifact(f"{directory} holds nothing trained: {error}") from None
 
 
+def llama_name(name: str) -> str:
+    """A trained tensor's name as transformers' Llama has it."""
+    return name.replace("hidden_norm", "input_layernorm")
+
+
 def identity(directory: Path) -> str:
     """Hash of a trained folder's two files. Needs no torch, whose import takes seconds.
 

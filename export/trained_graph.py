@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec.export.architectures.llama import Architecture
 from specdec.export.graph import GraphWriter
-from specdec.export.head_source import TargetTables, TrainedHead
+from specdec.export.head_source import TargetTables, TrainedHead, llama_name
 from specdec.export.weights import Array, LoadedWeights, Weights
 
 
@@ -37,9 +37,8 @@ class TrainedArchitecture(Architecture):
 
     def weights(self) -> Weights:
         """The trained tensors, by the names that `Architecture` reads them by."""
-        renamed = ("hidden_norm", "input_layernorm")
         tensors = self._head.weights.items()
-        return LoadedWeights({f"model.{name.replace(*renamed)}": t for name, t in tensors})
+        return LoadedWeights({f"model.{llama_name(name)}": t for name, t in tensors})
 
     def rotary_tables(self, *layer_type: str) -> tuple[Array, Array]:
         """The target's: positions mean the same in both."""

@@ -13,21 +13,22 @@ from specdec.export.sources import resolve
 from support.trivial_repository import write_artifact
 
 ROOT = Path(__file__).parents[1] / "weights"
-HEADS = sorted(path.parent for path in ROOT.glob("*/eagle/config.json"))
+SHIPPED = sorted(path.parent for path in ROOT.glob("*/*/config.json"))  # .../eagle and .../draft
 MAX_BYTES = 40_000_000  # of all of them together
 
 
 def test_they_are_found_and_small():
-    assert HEADS
+    assert {path.name for path in SHIPPED} == {"eagle", "draft"}
     assert sum(p.stat().st_size for p in ROOT.rglob("*") if p.is_file()) <= MAX_BYTES
 
 
-@pytest.mark.parametrize("directory", HEADS, ids=lambda path: path.parent.name)
-def test_a_head_can_be_read_and_has_the_acceptance_of_its_card(directory):
-    head = TrainedHead.read(directory)
-    assert head.weights["fc.weight"].shape == (head.shape.hidden_size, head.feature_size)
+@pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: "/".join(path.parts[-2:]))
+def test_it_can_be_read_and_has_the_acceptance_of_its_card(directory):
+    trained = TrainedHead.read(directory)
+    assert trained.reads_token == (directory.name == "eagle")
     found = json.loads((directory / "evaluation.json").read_text())
-    overall = found["with_request_vocabulary"]["overall"]
+    vocabulary = "with_request" if trained.reads_token else "static"  # what its graph scores
+    overall = found[f"{vocabulary}_vocabulary"]["overall"]
     card = (directory / "README.md").read_text()
     row = next(line for line in card.splitlines() if line.startswith("| all |"))
     told = [float(cell) for cell in row.split("|")[2:7]]
@@ -36,16 +37,16 @@ def test_a_head_can_be_read_and_has_the_acceptance_of_its_card(directory):
     )
 
 
-@pytest.mark.parametrize("directory", HEADS, ids=lambda path: path.parent.name)
-def test_a_head_is_found_by_its_target(directory, tmp_path):
+@pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: "/".join(path.parts[-2:]))
+def test_it_is_found_by_its_target(directory, tmp_path):
     assert ROOT == WEIGHTS
     recorded = json.loads((directory / "config.json").read_text())["target"]
     target = Artifact.read(write_artifact(tmp_path / "target", **recorded) / "1")
-    assert shipped_for(target) == directory
+    assert shipped_for(target, directory.name) == directory
 
 
-def test_the_default_model_has_one():
+def test_the_default_model_has_both():
     with Progress(disable=True) as progress:
         label = resolve("smollm2", progress).label
-    recorded = [json.loads((path / "config.json").read_text())["target"] for path in HEADS]
-    assert label in [target["source"] for target in recorded]
+    recorded = [json.loads((path / "config.json").read_text())["target"] for path in SHIPPED]
+    assert [target["source"] for target in recorded].count(label) == 2

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.errors import InvalidRequest
+from specdec.export.head_source import llama_name
 from specdec.export.training.block import Block
 from specdec.export.training.head import Head, HeadConfig
 from specdec.export.training.options import Start
@@ -80,10 +81,9 @@ def _copy_layer(block: Block, weights: Weights, number: int) -> None:
     """`block` becomes this layer of the target."""
     hidden = block.shape.hidden_size
     for name, parameter in block.named_parameters():
-        name = name.replace("hidden_norm", "input_layernorm")  # noqa: PLW2901
         is_double = parameter.ndim == 2 and block.reads_token and name.split(".")[1] in _QKV
         shape = (parameter.shape[0], hidden) if is_double else tuple(parameter.shape)
-        layer = torch.from_numpy(weights.get(f"model.layers.{number}.{name}", shape))
+        layer = torch.from_numpy(weights.get(f"model.layers.{number}.{llama_name(name)}", shape))
         if is_double:  # [token | hidden]
             parameter[:, hidden:] = layer
             parameter[:, :hidden] *= _TOKEN_SCALE * layer.std() * sqrt(2 * hidden)

@@ -1,4 +1,4 @@
-"""A draft that needs no features, as a Hugging Face directory: what `specdec export draft` reads.
+"""A draft that needs no features, as a Hugging Face directory that any program reads.
 
     the target's embedding -> its first E layers -> the trained blocks -> norm -> LM head
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import UnsupportedModel
+from specdec.export.head_source import llama_name
 from specdec.export.sources import Source
 from specdec.export.training.head import Head
 
@@ -51,13 +52,13 @@ def write(directory: Path, head: Head, source: Source) -> None:
     }
     for name, like in state.items():
         if name.startswith("layers.0."):
-            part = _in_llama(name.removeprefix("layers.0."))
+            part = llama_name(name.removeprefix("layers.0."))
             for number in range(layer):
                 target_name = f"model.layers.{number}.{part}"
                 tensors[target_name] = torch.from_numpy(weights.get(target_name, tuple(like.shape)))
         if name.startswith("layers."):
             _, number, rest = name.split(".", 2)
-            tensors[f"model.layers.{layer + int(number)}.{_in_llama(rest)}"] = like
+            tensors[f"model.layers.{layer + int(number)}.{llama_name(rest)}"] = like
     config = LlamaConfig(
         vocab_size=len(table),
         hidden_size=shape.hidden_size,
@@ -78,8 +79,3 @@ def write(directory: Path, head: Head, source: Source) -> None:
     source.tokenizer.save_pretrained(directory)
     half = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     save_file(half, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def _in_llama(name: str) -> str:
-    """A block's parameter as transformers' Llama calls it."""
-    return name.replace("hidden_norm", "input_layernorm")

@@ -1,7 +1,7 @@
 """The parts of the target that a draft uses and never changes.
 
-Its embedding table, its LM head's rows, its final norm and its rotary angles; and its last layer,
-from which a draft's block can start.
+Its embedding table, its LM head's rows, its final norm and its rotary angles. Its layers, as
+which a draft's blocks can start, are read in initialise.py.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_where_nothing_is_shipped(target, tmp_path, monkeypatch):
     assert shipped_for(target) is None
 
 
-def test_a_shipped_is_called_by_its_model_too(head, tmp_path, monkeypatch):
+def test_what_is_shipped_is_called_by_its_model_too(head, tmp_path, monkeypatch):
     assert label_of(head) == "model/eagle"
     monkeypatch.chdir(tmp_path)
     assert label_of(Path("weights/model/eagle")) == "model/eagle"

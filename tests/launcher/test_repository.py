@@ -81,9 +81,12 @@ def test_a_target_can_run_inside_speculative(source, tmp_path):
     config = with_models_inside(composed.config, out / "speculative/1")
     assert target_dir(config, out) == out / "speculative/1/target"
     assert Artifact.read(out / "speculative/1/target").source == "tiny"
-    inside["target"] = {"num_threads": "1"}
-    with pytest.raises(InvalidConfig, match=r"target runs inside .*: set .*target_num_threads"):
-        compose(Models(source, parameters=inside), tmp_path / "again")
+    for parameter in ("num_threads", "device"):
+        inside["target"] = {parameter: "1"}
+        with pytest.raises(
+            InvalidConfig, match=rf"target runs inside .*: set .*target_{parameter}"
+        ):
+            compose(Models(source, parameters=inside), tmp_path / "again")
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,13 @@ def compilers(device: Device) -> list[Compiler]:
     return found
 
 
-def check_all(models: dict[str, Source], every: Sequence[Any]) -> list[Row | Fault]:
-    """Every model by every compiler; what fails for one ends none of the others."""
+def check_all(
+    models: dict[str, Source], every: Sequence[Any], keep: Callable[[list[Row | Fault]], None]
+) -> list[Row | Fault]:
+    """Every model by every compiler; what fails for one ends none of the others.
+
+    `keep` gets the rows after each: a fault of the card may end the process.
+    """
     from rich.progress import Progress
 
     rows: list[Row | Fault] = []
@@ -204,6 +209,7 @@ def check_all(models: dict[str, Source], every: Sequence[Any]) -> list[Row | Fau
                     rows.append(Fault(model, runtime, precision, reason))
                 found = "; ".join(rows[-1].failures) or "good"
                 print(f"done: {model} {runtime} {precision}: {found}", flush=True)
+                keep(rows)
     return rows
 
 
@@ -237,11 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name, Progress(disable=True) as progress:
         tiny = write_tiny_llama(Path(name) / "tiny", hidden_size=256, spread=0.1)
         models = {"tiny": HuggingFaceSource(tiny), "SmolLM2-135M": resolve("smollm2", progress)}
-        rows = check_all(models, every)
+
+        def keep(rows: list[Row | Fault]) -> None:
+            if options.json:
+                options.json.write_text(as_json(f"{device.name}, {device.capability}", rows))
+
+        rows = check_all(models, every, keep)
     console = Console(width=240)
     console.print(table(rows))
-    if options.json:
-        options.json.write_text(as_json(f"{device.name}, {device.capability}", rows))
     cuda = Cuda()
     wrong = gpu_checks.check_large_draws(cuda)
     console.print(gpu_checks.draw_table(gpu_checks.time_draws(cuda), wrong))

@@ -86,9 +86,10 @@ def compose(models: Models, destination: Path) -> Composed:
     apart = tuple(name for name in artifacts if name not in inside)
     served = [SPECULATIVE, ENSEMBLE, *apart]
     for name, kind in inside.items():
-        if models.parameters.get(name):
+        if own := models.parameters.get(name):
+            instead = "device" if kind == TARGET and "device" in own else "num_threads"
             raise InvalidConfig(
-                f"{name} runs inside {SPECULATIVE}: set {SPECULATIVE}.{kind}_num_threads, or "
+                f"{name} runs inside {SPECULATIVE}: set {SPECULATIVE}.{kind}_{instead}, or "
                 f"{SPECULATIVE}.{kind}_in_process=false for a model of its own"
             )
     if unknown := sorted(set(models.parameters) - set(served)):
