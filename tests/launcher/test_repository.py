@@ -86,7 +86,7 @@ def test_a_target_can_run_inside_speculative(source, tmp_path):
         with pytest.raises(
             InvalidConfig, match=rf"target runs inside .*: set .*target_{parameter}"
         ):
-            compose(Models(source, parameters=inside), tmp_path / "again")
+            compose(Models(source, parameters=inside), tmp_path / parameter)
 
 
 @pytest.mark.parametrize(
