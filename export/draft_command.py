@@ -6,6 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from specdec.artifact import Artifact
 from specdec.errors import InvalidRequest
 from specdec.export.model_command import precision_of
 from specdec.export.options import Runtime
@@ -37,7 +40,8 @@ def _export_trained(
     from rich.progress import Progress
 
     from specdec.export.draft_exporter import export_draft
-    from specdec.export.exporter import VERSION_DIRECTORY
+    from specdec.export.exporter import VERSION_DIRECTORY, Exported
+    from specdec.export.shipped import own_draft
 
     if runtime is not Runtime.onnxruntime or check:
         option = "--check" if check else f"--runtime {runtime.value}"
@@ -46,20 +50,26 @@ def _export_trained(
             f"wrote, or another small model"
         )
     stored = precision_of(precision, tensorrt) or Precision.int8
-    of_target = target / VERSION_DIRECTORY
-    trained = _shipped_draft(of_target) if model is None else Path(model)
+    of_target, directory = target / VERSION_DIRECTORY, output / VERSION_DIRECTORY
+    if model is None:
+        described = Artifact.read(of_target)
+        trained = _shipped_draft(described)
+        own = None if force else own_draft(directory, described, trained)
+        if own is not None:
+            typer.echo(f"kept: {own.source}; --force puts the shipped draft there", err=True)
+            return Exported(own, directory, True, None)
+    else:
+        trained = Path(model)
     with Progress(*columns(), console=console) as progress:
         return export_draft(
             trained, of_target, output, precision=stored, progress=progress, force=force
         )
 
 
-def _shipped_draft(of_target: Path) -> Path:
+def _shipped_draft(target: Artifact) -> Path:
     """Raises `InvalidRequest`: there is none for this target."""
-    from specdec.artifact import Artifact
     from specdec.export.shipped import DRAFT, shipped_for
 
-    target = Artifact.read(of_target)
     found = shipped_for(target, DRAFT)
     if found is None:
         raise InvalidRequest(

@@ -47,6 +47,17 @@ def own_head(directory: Path, target: Artifact, ours: Path) -> Artifact | None:
     return None if is_shipped or why_unfit(found, target) else found
 
 
+def own_draft(directory: Path, target: Artifact, ours: Path) -> Artifact | None:
+    """The artifact in `directory` if it can draft for this target, but is not `ours`."""
+    try:
+        found = Artifact.read(directory)
+    except InvalidArtifact:
+        return None
+    is_ours = found.source == head_source(label_of(ours), target)
+    has_tokens = found.vocabulary_sha256 == target.vocabulary_sha256
+    return found if has_tokens and not is_ours else None
+
+
 def _is_of(target: Artifact, recorded: dict[str, Any]) -> bool:
     """The weights' hash finds the same file under any name; the source, other precisions."""
     same_weights = recorded.get("weights_sha256") == target.weights_sha256

@@ -33,8 +33,11 @@ class TimingCache:
         if path is None or self._cache is None:
             return ""
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        if (data := self._cache.serialize()) is None:
+            return "what was measured about kernels cannot be kept: TensorRT gives none of it"
         try:
-            partial.write_bytes(self._cache.serialize())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(data)
             os.replace(partial, path)
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -89,6 +89,8 @@ def export_trained(
         "specdec.exporter": f"{graph.VERSION}.{role.version}",  # either may change
     }
     found = None if force else up_to_date(directory, provenance)
+    if role.has_tokenizer and not (directory / tokenizer.TOKENIZER).is_file():
+        found = None
     layers = role.feature_layers(of_target)
     if found is not None and found == _described(found, of_target, layers):
         write_config(output)

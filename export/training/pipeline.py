@@ -52,6 +52,7 @@ class Pipeline:
         self._source, self._target_dir = source, target_dir
         self._prompts, self._output, self._also = prompts, output, also
         self._artifact = Artifact.read(target_dir)
+        self._refuse_other_model()
 
     def jobs_left(self, writing: Writing) -> list[Job]:
         """What is to be written next: prompts of the target's own, then all answers."""
@@ -129,6 +130,18 @@ class Pipeline:
             ),
         )
 
+    def _refuse_other_model(self) -> None:
+        """Raises `InvalidRequest`: the exported target is of another model than the source."""
+        config, made = self._source.config, self._artifact
+        mine = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
+        theirs = (made.num_layers, made.hidden_size, made.vocab_size)
+        if mine != theirs:
+            sizes = "{} layers of {} numbers and {} ids"
+            raise InvalidRequest(
+                f"--model is {self._source.label} ({sizes.format(*mine)}), the target in "
+                f"{self._target_dir} was exported from {made.source} ({sizes.format(*theirs)})"
+            )
+
     def refuse_misfit(self, head: Head, vocabulary: DraftVocabulary) -> None:
         """Raises `InvalidRequest`: what was trained elsewhere does not fit this target."""
         mine, theirs = self._artifact, head.shape.hidden_size
@@ -143,7 +156,7 @@ class Pipeline:
             raise InvalidRequest(
                 f"it reads layers {list(head.config.feature_layers)}, the target in "
                 f"{self._target_dir} gives out {list(mine.feature_layers)}: export it with "
-                f"--features {','.join(map(str, wanted))}"
+                f"--features {','.join(map(str, wanted))} into another folder"
             )
 
     def evaluation(self, head: Head, vocabulary: DraftVocabulary) -> Evaluation:
@@ -212,8 +225,9 @@ class Pipeline:
 def name_of(target_dir: Path, prompts: Prompts, max_new_tokens: int) -> str:
     """A folder's name by what a target's greedy answers to these prompts depend on."""
     artifact = Artifact.read(target_dir)
-    of = (artifact.weights_sha256, artifact.feature_layers, prompts.sha256, max_new_tokens)
-    return hashlib.sha256(repr(of).encode()).hexdigest()[:16]
+    sources = [prompt.source for prompt in prompts.all]
+    of = (artifact.weights_sha256, artifact.feature_layers, artifact.end_ids, max_new_tokens)
+    return hashlib.sha256(repr((*of, prompts.sha256, sources)).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -130,6 +130,12 @@ def test_the_shipped_draft_is_the_default(model: Path, tmp_path: Path, places) -
     assert result.stdout.startswith(f"exported: {tmp_path / 'eagle/1'} (int8, ")
     assert Artifact.read(tmp_path / "eagle/1").source == f"tiny/draft for {model}"
     assert run("draft", *places).stdout.startswith("up to date: ")
+    assert run("draft", *places, "--model", model).exit_code == 0
+    kept = run("draft", *places)
+    assert kept.stderr == f"kept: {model}; --force puts the shipped draft there\n"
+    assert Artifact.read(tmp_path / "eagle/1").source == str(model)
+    assert run("draft", *places, "--force").stdout.startswith("exported: ")
+    assert Artifact.read(tmp_path / "eagle/1").source == f"tiny/draft for {model}"
     assert run("head", *places).stderr.startswith("error: no head is shipped")
 
 

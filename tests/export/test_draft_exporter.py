@@ -83,6 +83,8 @@ def test_it_is_kept_until_something_changes(parts, tmp_path, progress, monkeypat
     assert run(parts, tmp_path, progress).reused
     assert not run(parts, tmp_path, progress, force=True).reused
     assert not run(parts, tmp_path, progress, Precision.int8).reused
+    (tmp_path / "1/tokenizer.json").unlink()
+    assert not run(parts, tmp_path, progress, Precision.int8).reused
     changed = shutil.copytree(parts.target, tmp_path / "target")
     description = json.loads((changed / "specdec.json").read_text())
     for name, value in (("source", "/moved"), ("end_ids", [1]), ("vocabulary_sha256", "x")):

@@ -86,6 +86,7 @@ class FakeTensorRT(ModuleType):
         self.scratch_bytes = 4096  # that a context needs
         self.contexts: WeakSet[_Context] = WeakSet()
         self.max_contexts = 100
+        self.fail_first_run = False  # of a context
         self.fail_with: str | None = None  # what the next pass reports
 
     def Runtime(self, logger: Any) -> Any:  # noqa: N802
@@ -196,6 +197,9 @@ class _Context:
         shapes, addresses = dict(self._shapes), dict(self._addresses)
         if self._trt.fail_with is not None:
             self._engine.logger.log("error", self._trt.fail_with)
+            return False
+        if self._trt.fail_first_run and not self._has_run:
+            self._engine.logger.log("error", "out of memory")
             return False
         if self._trt.recording is not None:
             assert self._has_run, "recorded before its first run"

@@ -205,8 +205,21 @@ def test_where_no_more_contexts_fit_passes_go_on_unrecorded(machine, plan_dir, c
     assert cuda.num_replays == 2, "what was recorded before goes on"
     assert all(np.array_equal(found[i], found[i % 2]) for i in range(len(sizes)))
     assert [r.message for r in caplog.records if "CUDA graphs" in r.message] == [
-        "no more CUDA graphs, this plan cannot be recorded: out of memory"
+        "no more CUDA graphs are recorded: out of memory"
     ]
+
+
+def test_a_new_context_that_cannot_run_leaves_its_pass_to_the_first(machine, plan_dir, caplog):
+    """Memory that a context takes when it first runs."""
+    trt, cuda = machine()
+    runtime = load(plan_dir)
+    expected = run(runtime, Share(0, 0, TEXT, 6))
+    trt.fail_first_run = True  # of every context from now on
+    found = [run(runtime, Share(0, 0, TEXT, 6)) for _ in range(3)]
+    assert all(np.array_equal(expected, rows) for rows in found)
+    assert cuda.num_replays == 0
+    (message,) = [r.message for r in caplog.records if "CUDA graphs" in r.message]
+    assert message == "no more CUDA graphs are recorded: out of memory"
 
 
 def test_a_card_too_small_for_one_context(machine, plan_dir):
@@ -230,8 +243,7 @@ def test_what_cannot_be_recorded_runs_unrecorded(machine, plan_dir, caplog):
     assert all(np.array_equal(results[0], r) for r in results)
     assert [c[0] for c in trt.calls].count("execute") == 4
     assert [r.message for r in caplog.records if "CUDA graphs" in r.message] == [
-        "no more CUDA graphs, this plan cannot be recorded: operation not permitted when stream "
-        "is capturing"
+        "no more CUDA graphs are recorded: operation not permitted when stream is capturing"
     ]
 
 

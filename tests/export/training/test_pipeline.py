@@ -28,6 +28,7 @@ from specdec.export.training.schedule import Schedule
 from specdec.export.training.target import Target
 from specdec.export.training.vocabulary import DraftVocabulary
 from support.heads import random_head
+from support.tiny import write_tiny_llama
 
 PROMPTS = ("the quick brown fox", "def add(a, b):", "talk about the weather", "the lazy dog and")
 WRITING = Writing(rounds=2, temperature=1.0, max_new_tokens=12, batch=3, threads=1)
@@ -266,6 +267,15 @@ def test_what_was_trained_is_evaluated_on_other_prompts(
     nothing = CliRunner().invoke(app, [command[0], str(tmp_path), *command[2:]])
     assert nothing.exit_code == 2
     assert "holds nothing trained" in nothing.stderr
+
+
+def test_a_target_of_another_model_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """`--model` has a default; its tokenizer would give the target nonsense to answer."""
+    other = HuggingFaceSource(write_tiny_llama(tmp_path / "other", num_layers=3))
+    with pytest.raises(
+        InvalidRequest, match=r"3 layers of 64 .* exported from .* \(2 layers of 64"
+    ):
+        Pipeline(other, tiny / "artifact" / "1", Prompts([]), tmp_path / "out")
 
 
 def test_what_reads_other_layers_is_not_evaluated(pipeline: Pipeline, tiny: Path) -> None:

@@ -34,7 +34,7 @@ from specdec.plan import PLAN, Plan, import_tensorrt
 
 _FIRST_LENGTH = 256  # cache positions in use before anything needs more
 _MAX_GRAPHS = 32  # that are kept; the one not used longest goes, and its context
-_MAX_SEEN = 1024  # passes that were not recorded yet, of which one is known that it came before
+_MAX_SEEN = 1024  # passes that came once and are not recorded yet
 _GRAPH_PLACES = 32  # passes of more places compute for long: a replay would save nothing
 
 log = logging.getLogger(__name__)
@@ -138,8 +138,17 @@ class TensorRTRuntime:
             replay()
             return
         context = self._context_of(key)
-        self._bind(context, key, shapes)
-        self._enqueue(context)  # a context cannot be recorded before it has run
+        try:
+            self._bind(context, key, shapes)
+            self._enqueue(context)  # a context cannot be recorded before it has run
+        except RuntimeError as error:
+            if context is self._context:
+                raise
+            self._capture_no_more(error)  # the card may be full: the first context has its memory
+            self._cuda.synchronize()
+            self._bind(self._context, key, shapes)
+            self._enqueue(self._context)
+            return
         if context is not self._context:
             self._record(key, context)
 
@@ -170,7 +179,7 @@ class TensorRTRuntime:
             self._replays.popitem(last=False)
 
     def _capture_no_more(self, error: RuntimeError) -> None:
-        log.warning("no more CUDA graphs, this plan cannot be recorded: %s", error)
+        log.warning("no more CUDA graphs are recorded: %s", error)
         self._captures = False
 
     def _bind(self, context: Any, key: _Pass, shapes: dict[str, tuple[int, ...]]) -> None:
