@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -73,9 +74,11 @@ def _final_line(role: str, exported: Exported) -> str:
     state = "up to date" if exported.reused else "exported"
     name = exported.directory.parent.name
     settings = "the speculative model's config.pbtxt"
+    is_found = exported.directory.parent == Path("model_repository/draft")  # by `specdec serve`
+    named = f'set draft_model_name to "{name}" in {settings}'
     next_step = {
         "target": "next: specdec serve",
-        "draft": f'next: set draft_model_name to "{name}" in {settings}',
+        "draft": f"next: {'specdec serve --drafter draft_model' if is_found else named}",
         "head": "next: specdec serve",
     }[role]
     precision = exported.artifact.precision

@@ -26,6 +26,7 @@ import pytest
 from specdec.export.head_source import identity
 from specdec.launcher.ports import Ports
 from support.docker_files import PROJECT, compose, context_copies, stage_instructions
+from support.processes import SHARED_MEMORY
 from support.tiny import write_tiny_llama
 
 STUB = "from specdec.launcher.embedded import EmbeddedServer as E; import json; e = E.locate(); "
@@ -170,6 +171,7 @@ def served(root: Path, python: Path, volume: Path) -> Iterator[tuple[Ports, subp
     local = ["--http-address", "--grpc-address", "--metrics-address"]
     soon = "--exit-timeout-secs=5"  # how long it waits for a model process that is dead
     command = [binary, *command[1:], *(f"{flag}=127.0.0.1" for flag in local), soon]
+    before = set(SHARED_MEMORY.iterdir())
     with (root / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
@@ -177,6 +179,8 @@ def served(root: Path, python: Path, volume: Path) -> Iterator[tuple[Ports, subp
         finally:
             process.kill()
             process.wait()
+            for path in set(SHARED_MEMORY.iterdir()) - before:  # of a server that was not asked
+                path.unlink()
 
 
 def healthy(root: Path, ports: Ports, process: subprocess.Popen) -> bool:

@@ -54,9 +54,14 @@ def test_json_is_the_only_thing_on_stdout(model: Path, tmp_path: Path) -> None:
     assert json.loads(run(*arguments).stdout)["check"] is None
 
 
-def test_the_draft_s_next_step_names_its_folder(model: Path, tmp_path: Path) -> None:
+def test_the_draft_s_next_step_names_its_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = run("draft", "--model", model, "--output", tmp_path / "small")
     assert 'set draft_model_name to "small"' in result.stdout
+    monkeypatch.chdir(tmp_path)
+    result = run("draft", "--model", model)
+    assert result.stdout.endswith("next: specdec serve --drafter draft_model\n")
 
 
 def test_a_head_is_exported_for_its_target(model: Path, tmp_path: Path) -> None:
