@@ -5,7 +5,6 @@ The graph is a decoder's, as any other draft model's: see draft_graph.py for wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from specdec.errors import UnsupportedModel
 from specdec.export import draft_graph
 from specdec.export.draft_graph import DraftArchitecture
 from specdec.export.exporter import Exported
-from specdec.export.forms import draft_form
-from specdec.export.graph import GraphWriter
-from specdec.export.head_source import TargetTables, TrainedHead
+from specdec.export.head_source import TrainedHead
 from specdec.export.quantize import Precision
 from specdec.export.trained_exporter import export_trained
 
@@ -44,6 +41,7 @@ class _Draft:
     """See `Role`."""
 
     has_tokenizer = True  # a server compares it with the target's
+    architecture = DraftArchitecture
 
     @property
     def version(self) -> int:
@@ -66,21 +64,3 @@ class _Draft:
                 f"pass the folder `model` in it, which has those too"
             )
         return replace(target, architecture=_BLOCKS_ARE, feature_layers=())
-
-    def write_graph(
-        self,
-        trained: TrainedHead,
-        tables: TargetTables,
-        directory: Path,
-        *,
-        precision: Precision,
-        metadata: Mapping[str, str],
-    ) -> str:
-        """See `Role`."""
-        writer = GraphWriter(directory, form=draft_form(precision))
-        try:
-            architecture = DraftArchitecture(trained, tables)
-            architecture.write(writer)
-            return writer.finish(vocab_size=architecture.vocab_size, metadata=dict(metadata))
-        finally:
-            writer.close()

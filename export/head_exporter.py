@@ -5,20 +5,17 @@ The draft's static ids, in the order of the logits' first columns, are in the gr
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import Progress
 
-from specdec.artifact import HEAD, STATIC_IDS, Artifact
+from specdec.artifact import HEAD, Artifact
 from specdec.errors import InvalidArtifact, UnsupportedModel
 from specdec.export import head_graph
 from specdec.export.exporter import Exported
-from specdec.export.forms import draft_form
-from specdec.export.head_graph import HeadArchitecture, HeadWriter
-from specdec.export.head_source import TargetTables, TrainedHead
+from specdec.export.head_graph import HeadArchitecture
+from specdec.export.head_source import TrainedHead
 from specdec.export.quantize import Precision
 from specdec.export.trained_exporter import export_trained
 
@@ -42,6 +39,7 @@ class _Head:
     """See `Role`."""
 
     has_tokenizer = False
+    architecture = HeadArchitecture
 
     @property
     def version(self) -> int:
@@ -66,26 +64,3 @@ class _Head:
                 f"the target with --features {wanted}"
             )
         return replace(target, architecture=HEAD)
-
-    def write_graph(
-        self,
-        trained: TrainedHead,
-        tables: TargetTables,
-        directory: Path,
-        *,
-        precision: Precision,
-        metadata: Mapping[str, str],
-    ) -> str:
-        """See `Role`."""
-        writer = HeadWriter(
-            directory,
-            form=draft_form(precision),
-            feature_size=trained.feature_size,
-            hidden_size=trained.shape.hidden_size,
-        )
-        try:
-            HeadArchitecture(trained, tables).write(writer)
-            ids = json.dumps(trained.static_ids.tolist())
-            return writer.finish(vocab_size="C + M", metadata={**metadata, STATIC_IDS: ids})
-        finally:
-            writer.close()

@@ -15,10 +15,12 @@ graph.py for the other inputs.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 
+from specdec.artifact import STATIC_IDS
 from specdec.export.forms import Form
 from specdec.export.graph import GraphWriter, Port
 from specdec.export.trained_graph import TrainedArchitecture, narrow
@@ -61,6 +63,18 @@ class HeadWriter(GraphWriter):
 
 class HeadArchitecture(TrainedArchitecture):
     """Writes one trained head, with the tables of its target."""
+
+    columns = "C + M"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The static ids, in the order of the logits' first columns."""
+        return {STATIC_IDS: json.dumps(self._head.static_ids.tolist())}
+
+    def writer(self, directory: Path, form: Form) -> HeadWriter:
+        """See `TrainedArchitecture`."""
+        sizes = {"feature_size": self._head.feature_size, "hidden_size": self.hidden_size}
+        return HeadWriter(directory, form=form, **sizes)
 
     def write(self, graph: GraphWriter, weights: Weights | None = None) -> None:
         """Add every node and weight. `weights`: the head's own, by default."""

@@ -18,8 +18,7 @@ from specdec.export.head_source import CONFIG
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"  # beside export/, in both layouts
 
-
-DRAFT = "draft"
+DRAFT = "draft"  # beside HEAD: the folder of a stand-alone draft
 
 
 def shipped_for(target: Artifact, kind: str = HEAD) -> Path | None:
@@ -39,23 +38,24 @@ def label_of(trained: Path) -> str:
 
 def own_head(directory: Path, target: Artifact, ours: Path) -> Artifact | None:
     """The artifact in `directory` if it is a head of this target, but not `ours`."""
-    try:
-        found = Artifact.read(directory)
-    except InvalidArtifact:
-        return None
-    is_shipped = found.source == head_source(label_of(ours), target)
-    return None if is_shipped or why_unfit(found, target) else found
+    found = _other(directory, target, ours)
+    return found if found is not None and not why_unfit(found, target) else None
 
 
 def own_draft(directory: Path, target: Artifact, ours: Path) -> Artifact | None:
     """The artifact in `directory` if it can draft for this target, but is not `ours`."""
+    found = _other(directory, target, ours)
+    fits = found is not None and found.vocabulary_sha256 == target.vocabulary_sha256
+    return found if fits else None
+
+
+def _other(directory: Path, target: Artifact, ours: Path) -> Artifact | None:
+    """The artifact in `directory`, None where there is none or it was made of `ours`."""
     try:
         found = Artifact.read(directory)
     except InvalidArtifact:
         return None
-    is_ours = found.source == head_source(label_of(ours), target)
-    has_tokens = found.vocabulary_sha256 == target.vocabulary_sha256
-    return found if has_tokens and not is_ours else None
+    return None if found.source == head_source(label_of(ours), target) else found
 
 
 def _is_of(target: Artifact, recorded: dict[str, Any]) -> bool:

@@ -6,7 +6,6 @@ What a head and a draft have in common; `head_exporter` and `draft_exporter` say
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -24,9 +23,11 @@ from specdec.export.exporter import (
     up_to_date,
     write_config,
 )
+from specdec.export.forms import draft_form
 from specdec.export.head_source import TargetTables, TrainedHead, identity
 from specdec.export.quantize import Precision
 from specdec.export.shipped import label_of
+from specdec.export.trained_graph import TrainedArchitecture
 
 
 class Role(Protocol):
@@ -34,6 +35,7 @@ class Role(Protocol):
 
     version: int  # of its graph: raise it when the same weights would give another one
     has_tokenizer: bool  # whether its artifact has the target's tokenizer files too
+    architecture: type[TrainedArchitecture]
 
     def feature_layers(self, target: Artifact) -> tuple[int, ...]:
         """Of its artifact."""
@@ -44,18 +46,6 @@ class Role(Protocol):
 
         Raises `InvalidArtifact`, `UnsupportedModel`: it is none of this kind, or does not fit.
         """
-        ...
-
-    def write_graph(
-        self,
-        trained: TrainedHead,
-        tables: TargetTables,
-        directory: Path,
-        *,
-        precision: Precision,
-        metadata: Mapping[str, str],
-    ) -> str:
-        """Returns the SHA-256 of the weights file."""
         ...
 
 
@@ -112,7 +102,8 @@ def export_trained(
         progress.update(task, total=1, completed=1)
         _check_fit(head, tables)
         task = progress.add_task(f"write {precision.value}", total=None)
-        sha256 = role.write_graph(head, tables, partial, precision=precision, metadata=provenance)
+        architecture = role.architecture(head, tables)
+        sha256 = _write_graph(architecture, partial, precision=precision, metadata=provenance)
         progress.update(task, total=1, completed=1)
         for name in tokenizer.FILES if role.has_tokenizer else ():
             if (target / name).is_file():
@@ -122,6 +113,24 @@ def export_trained(
         publish(partial, directory)
     write_config(output)
     return Exported(made, directory, False, None)
+
+
+def _write_graph(
+    architecture: TrainedArchitecture,
+    directory: Path,
+    *,
+    precision: Precision,
+    metadata: dict[str, str],
+) -> str:
+    """Returns the SHA-256 of the weights file."""
+    writer = architecture.writer(directory, draft_form(precision))
+    try:
+        architecture.write(writer)
+        return writer.finish(
+            vocab_size=architecture.columns, metadata={**metadata, **architecture.metadata}
+        )
+    finally:
+        writer.close()
 
 
 def _described(found: Artifact, target: Artifact, feature_layers: tuple[int, ...]) -> Artifact:

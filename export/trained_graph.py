@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from specdec.export.architectures.llama import Architecture
+from specdec.export.forms import Form
 from specdec.export.graph import GraphWriter
 from specdec.export.head_source import TargetTables, TrainedHead, llama_name
 from specdec.export.weights import Array, LoadedWeights, Weights
@@ -34,6 +36,20 @@ class TrainedArchitecture(Architecture):
             )
         )
         self._head, self._tables = head, tables
+
+    @property
+    def columns(self) -> int | str:
+        """Of the logits, as the graph declares them."""
+        return self.vocab_size
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What whoever runs the graph must know of it."""
+        return {}
+
+    def writer(self, directory: Path, form: Form) -> GraphWriter:
+        """One for this graph's inputs and outputs."""
+        return GraphWriter(directory, form=form)
 
     def weights(self) -> Weights:
         """The trained tensors, by the names that `Architecture` reads them by."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec.errors import InvalidRequest, SpecdecError
+from specdec.errors import InvalidRequest
 from specdec.export.model_command import prepared
 from specdec.export.training.kinds import Kind
 from specdec.export.training.options import Draft, Precision, Settings, Start, Writing
 from specdec.export.training.schedule import Schedule
-from specdec.export.training.shown import bars, counted, print_table
+from specdec.export.training.shown import bars, counted, ended_in_a_line, print_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -124,7 +124,7 @@ def train(
         unrolled=_unrolled(kind, unroll, is_trained=start_from is not None),
     )
     output = output or Path("trained") / kind.value
-    try:
+    with ended_in_a_line():
         if not (prompts or self_prompts):
             raise InvalidRequest("no prompts: pass --prompts FILE, --self-prompts N, or both")
         if starts and not self_prompts:
@@ -146,12 +146,6 @@ def train(
             task = progress.add_task("evaluate", total=None)
             evaluation = pipeline.finish(trainer, draft)
             progress.update(task, total=1, completed=1)
-    except (SpecdecError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted: run the same command to go on", err=True)
-        raise typer.Exit(130) from None
     title = "acceptance by position, held-out prompts, greedy"
     print_table(evaluation, title, with_request=kind is not Kind.draft)
     typer.echo(f"trained: {output}")

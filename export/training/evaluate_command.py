@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from specdec.errors import SpecdecError
 from specdec.export.model_command import prepared
 from specdec.export.training.options import Writing
-from specdec.export.training.shown import bars, counted, print_table
+from specdec.export.training.shown import bars, counted, ended_in_a_line, print_table
 
 
 def evaluate(
@@ -52,7 +51,7 @@ def evaluate(
         batch=batch,
         threads=threads or len(os.sched_getaffinity(0)),
     )
-    try:
+    with ended_in_a_line():
         from specdec.export.training import result
         from specdec.export.training.pipeline import Pipeline, name_of
         from specdec.export.training.prompts import Prompts
@@ -73,12 +72,6 @@ def evaluate(
             found = pipeline.evaluation(head, vocabulary)
             progress.update(task, total=1, completed=1)
             result.write_evaluation(output, found)
-    except (SpecdecError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted: run the same command to go on", err=True)
-        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(result.plain(found)))
     else:

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from specdec.errors import SpecdecError
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -58,6 +62,19 @@ def counted(progress: Progress, name: str, total: int | None) -> Iterator[Any]:
 
     yield count
     progress.update(task, total=total or 1, completed=total or 1)
+
+
+@contextmanager
+def ended_in_a_line() -> Iterator[None]:
+    """What goes wrong inside is one line, and an exit code: 2, or 130 after Ctrl-C."""
+    try:
+        yield
+    except (SpecdecError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: run the same command to go on", err=True)
+        raise typer.Exit(130) from None
 
 
 def print_table(evaluation: Evaluation, title: str, *, with_request: bool) -> None:
